@@ -109,10 +109,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(f"camkit.{_HOMES[name]}"), name)
-    if name == "scenes":
-        return importlib.import_module("camkit.demo.scenes")
     if name in __all__:
-        return importlib.import_module(f"camkit.{name}")
+        return importlib.import_module("camkit.demo.scenes" if name == "scenes" else f"camkit.{name}")
     raise AttributeError(f"module 'camkit' has no attribute {name!r}")
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import importlib
 import inspect
 import operator
 import re
@@ -106,6 +107,28 @@ def as_error(kind: Callable[[str], CamkitError], said: Callable[[Exception], str
         raise kind(said(error)) from error
 
 
+def refuse(*problems: tuple[object, str], kind: type[InputError] = InputError) -> None:
+    """Refuse a call because of the first of its problems, each a condition and the sentence about it.
+
+    Raises:
+        InputError: a condition is true; ``kind`` is the class of the error.
+    """
+    for is_so, sentence in problems:
+        if is_so:
+            raise kind(sentence)
+
+
+def optional(module: str, needs: str) -> Any:
+    """Return a module of a package that camkit does not require; ``needs`` says what needs it and how to install it.
+
+    Raises:
+        InputError: it cannot be imported.
+    """
+    with as_error(InputError, lambda _: needs):
+        importlib.import_module(module.partition(".")[0])
+        return importlib.import_module(module)
+
+
 def own_place(error: BaseException) -> str:
     """Return ``" in FILE, line N"``: the innermost line of the user's own code in the traceback; "" if none."""
     libraries = ("<", str(Path(__file__).parent), sysconfig.get_path("stdlib"))
@@ -158,8 +181,8 @@ def refuse_pipe(path: Path, kind: type[InputError] = InputError) -> None:
         mode = path.stat().st_mode
     except (OSError, ValueError):
         return
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise kind(f"{path} is a pipe or a device; save its contents to a file and pass that")
+    is_pipe = not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+    refuse((is_pipe, f"{path} is a pipe or a device; save its contents to a file and pass that"), kind=kind)
 
 
 def whole_number(value: Any, what: str, least: int | None = None, kind: type[InputError] = InputError) -> int:
@@ -175,13 +198,6 @@ def whole_number(value: Any, what: str, least: int | None = None, kind: type[Inp
     if number is None or (least is not None and number < least):
         raise kind(f"{what} must be a whole number{'' if least is None else f' from {least}'}, not {value!r}")
     return number
-
-
-_SIMILAR = 0.6
-"""difflib's usual threshold: one mistyped letter in a short name stays above it."""
-
-_MOST_SIMILAR = 3
-"""difflib's usual number of matches: further ones have little in common with the word."""
 
 
 def refuse_unknown_options(function: Callable[..., Any], options: Iterable[str], known: Collection[str]) -> None:
@@ -214,10 +230,10 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     by_folded = {choice.lower(): choice for choice in choices}
     wanted = _words(word)
     containing = [folded for folded in by_folded if wanted and wanted <= _words(folded)]
-    similar = difflib.get_close_matches(word.lower(), list(by_folded), n=_MOST_SIMILAR, cutoff=_SIMILAR)
+    similar = difflib.get_close_matches(word.lower(), list(by_folded))
     if not similar and not containing:
         of_words = {part: folded for folded in by_folded for part in _words(folded)}
-        near = difflib.get_close_matches(word.lower(), list(of_words), n=_MOST_SIMILAR, cutoff=_SIMILAR)
+        near = difflib.get_close_matches(word.lower(), list(of_words))
         similar = [of_words[part] for part in near]
     return _question(by_folded[folded] for folded in [*dict.fromkeys([*containing, *similar])][:5])
 
@@ -236,7 +252,7 @@ def nearest_numbers(name: str, choices: Iterable[str]) -> str:
         return [abs(number - other) for number, other in zip(_numbers(choice), wanted, strict=True)]
 
     alike = [choice for choice in choices if _NUMBER.sub("#", choice) == _NUMBER.sub("#", name)]
-    return _question(sorted(alike, key=distances)[:_MOST_SIMILAR])
+    return _question(sorted(alike, key=distances)[:3])
 
 
 def _question(choices: Iterable[str]) -> str:
@@ -279,9 +295,6 @@ _UNSAFE = re.compile(
     "\ud800-\udfff\ufffe\uffff]"  # what UTF-8 or XML cannot hold
 )
 
-_LOG_COMMAND = re.compile(r"^\s*:(?=:)|#(?=#\w*\[)")
-"""Commands that build servers find in a log: GitHub's at the start of a line, those of Azure and TeamCity anywhere."""
-
 
 def without_control(text: str) -> str:
     r"""Return text for a file's name: with a hyphen in place of each character that ``printable`` escapes.
@@ -302,12 +315,9 @@ def printable(text: str) -> str:
     cat\x1b[2J\n::error:: \x3a:error::x Käfer 🐞
     """
     one_line = _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
-    return _LOG_COMMAND.sub(lambda match: f"{match[0][:-1]}\\x{ord(match[0][-1]):02x}", one_line)
-
-
-_FORMULA = re.compile("[=+@\\-\t\r\n\uff0b\uff0d\uff1d\uff20]")
-_NUMBER_ALONE = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-"""What starts a formula in spreadsheet programs, also in full width. A number on its own is not a formula."""
+    # Commands that build servers find in a log: GitHub's at the start of a line, those of Azure and TeamCity anywhere
+    command = r"^\s*:(?=:)|#(?=#\w*\[)"
+    return re.sub(command, lambda match: f"{match[0][:-1]}\\x{ord(match[0][-1]):02x}", one_line)
 
 
 def as_cell(text: str) -> str:
@@ -335,12 +345,13 @@ def from_cell(text: str) -> str:
 
 
 def _is_formula(text: str) -> bool:
-    """Return whether text without leading apostrophes is a formula, so that ``from_cell`` removes only added ones."""
+    """Return whether text without leading apostrophes is a formula, so that ``from_cell`` removes only added ones.
+
+    These signs start a formula in spreadsheet programs, also in full width. A number on its own is not a formula.
+    """
     rest = text.lstrip("'")
-    return _FORMULA.match(rest) is not None and _NUMBER_ALONE.fullmatch(rest) is None
-
-
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#])")
+    is_number = re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", rest)
+    return re.match("[=+@\\-\t\r\n\uff0b\uff0d\uff1d\uff20]", rest) is not None and is_number is None
 
 
 def as_markdown(text: str) -> str:
@@ -349,4 +360,4 @@ def as_markdown(text: str) -> str:
     >>> print(as_markdown("layer_1 | 2"))
     layer\_1 \| 2
     """
-    return _MARKDOWN.sub(r"\\\1", printable(text))
+    return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", printable(text))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from camkit.errors import InputError, printable
+from camkit.errors import optional, printable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,11 +35,8 @@ class Tabular:
         Raises:
             InputError: pandas is not installed.
         """
-        try:
-            import pandas as pd  # noqa: PLC0415 - optional
-        except ImportError as error:
-            raise InputError("to_pandas() needs pandas: pip install pandas; table() works without it") from error
-        return pd.DataFrame(self.table())
+        pandas = optional("pandas", "to_pandas() needs pandas: pip install pandas; table() works without it")
+        return pandas.DataFrame(self.table())
 
     def _repr_html_(self) -> str | None:
         """Show the first rows of the table in a notebook."""

@@ -12,7 +12,10 @@ from typing import Any
 
 import gradio as gr
 import numpy as np
+from fastapi import FastAPI
 from PIL import Image, ImageDraw, ImageOps
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.responses import PlainTextResponse
 
 from camkit.app.viewer import CHOSEN, FILL_NAMES, THRESHOLD, Look, Viewer, found_box
 from camkit.drawing.encode import encode
@@ -23,33 +26,20 @@ from camkit.errors import CamkitError, InputError, as_error, as_markdown, brief,
 from camkit.explaining.explanation import Explanation
 from camkit.types import Pixels
 
-STYLE = (
-    ".gradio-container {max-width: 1500px !important} footer {display: none !important} "
-    "#shown img {touch-action: none}"  # a finger that draws a rectangle does not scroll the page
-)
-_GREETING = (
-    "### What did the model use?\n"
-    "Click on an answer to see its heat. To cover a part of the picture, draw a rectangle in it."
-)
 _BARS = 8
 """The most answers that are shown as bars; the other boxes of a detector can be clicked in the picture."""
 
 
-def theme() -> Any:
-    """Return a theme with the reader's own fonts: the page loads nothing from other hosts."""
-    return gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])
-
-
 class _Parts:
-    """The parts of the page, from top to bottom."""
-
-    SEEN = 11
-    """The parts in ``seen``."""
+    """The parts of the page, from top to bottom. An event changes those in ``seen``, in the order of ``_seen``."""
 
     def __init__(self, viewer: Viewer, first: Look) -> None:
         named = [(Path(file).name, file) for file in viewer.pictures]
         self.look = gr.State(first)
-        gr.Markdown(_GREETING)
+        gr.Markdown(
+            "### What did the model use?\n"
+            "Click on an answer to see its heat. To cover a part of the picture, draw a rectangle in it."
+        )
         with gr.Row():
             self.model = gr.Dropdown(list(viewer.models), value=first.model, label="Model", elem_id="model")
             self.picture = gr.Dropdown(named, value=first.picture, label="Picture", elem_id="picture")
@@ -57,15 +47,22 @@ class _Parts:
         with gr.Row():
             self.shown = gr.Image(label="Picture", interactive=False, elem_id="shown", buttons=[])
             self.heat = gr.Image(label="Heat", interactive=False, elem_id="heat", buttons=[])
-            self.before = gr.Image(label="Heat before", interactive=False, elem_id="before", visible=False, buttons=[])
+            before = gr.Image(label="Heat before", interactive=False, elem_id="before", visible=False, buttons=[])
         self.dragged = gr.Textbox(visible="hidden", elem_id="dragged")
-        self.sentence = gr.Markdown(elem_id="sentence")
+        sentence = gr.Markdown(elem_id="sentence")
         with gr.Row():
             self.answers = gr.Label(label="Answers", num_top_classes=_BARS, elem_id="answers")
-            self.answers_before = gr.Label(
+            answers_before = gr.Label(
                 label="Answers before", num_top_classes=_BARS, elem_id="answers-before", visible=False
             )
-            self._choices(viewer, first)
+            with gr.Column():
+                self.fill = gr.Radio(list(FILL_NAMES), value=first.fill, label="Cover with", elem_id="fill")
+                self.uncover = gr.Button("Uncover", elem_id="uncover")
+                self.opacity = gr.Slider(0, 1, 0.5, label="Opacity of the heat", elem_id="opacity")
+            with gr.Column():
+                self.rather = gr.Dropdown([("", None)], label="Rather than", elem_id="rather")
+                self.method = gr.Dropdown(viewer.methods(), value=CHOSEN, label="Method", elem_id="method")
+                self.layer = gr.Dropdown(viewer.layers(first.model), value=CHOSEN, label="Layer", elem_id="layer")
         with gr.Row():
             self.compare = gr.Button("Compare a dozen methods", elem_id="compare")
             self.save = gr.Button("Save figure and values", elem_id="save")
@@ -77,37 +74,58 @@ class _Parts:
             buttons=["download", "fullscreen"],  # Gradio would add one that uploads the picture
         )
         self.files = gr.Files(label="Saved", visible=False, elem_id="files")
-
-    def _choices(self, viewer: Viewer, first: Look) -> None:
-        with gr.Column():
-            self.fill = gr.Radio(list(FILL_NAMES), value=first.fill, label="Cover with", elem_id="fill")
-            self.uncover = gr.Button("Uncover", elem_id="uncover")
-            self.opacity = gr.Slider(0, 1, 0.5, label="Opacity of the heat", elem_id="opacity")
-        with gr.Column():
-            self.rather = gr.Dropdown([("", None)], label="Rather than", elem_id="rather")
-            self.method = gr.Dropdown(viewer.methods(), value=CHOSEN, label="Method", elem_id="method")
-            self.layer = gr.Dropdown(viewer.layers(first.model), value=CHOSEN, label="Layer", elem_id="layer")
-
-    @property
-    def seen(self) -> list[Any]:
-        """What an event changes, in the order of ``_seen``."""
-        first = [self.look, self.shown, self.heat, self.before, self.sentence]
-        choices = [self.rather, self.compare]
-        return [*first, self.answers, self.answers_before, *choices, self.sheet, self.files]
+        of_look = [self.look, self.shown, self.heat, before, sentence, self.answers, answers_before]
+        self.seen = [*of_look, self.rather, self.compare, self.sheet, self.files]
 
 
-def build(viewer: Viewer, saved: Path) -> Any:
-    """Return the page.
+def application(viewer: Viewer, folder: Path, host: str) -> Any:
+    """Return the page as an application that answers only to itself.
 
     Args:
         viewer: what it shows.
-        saved: a folder for files that a visitor downloads.
+        folder: where files are that a visitor downloads.
+        host: the machine's own address.
     """
+
+    async def without_others(request: Any, call_next: Any) -> Any:
+        if request.headers.get("origin", own := f"http://{request.headers['host']}") != own:
+            return PlainTextResponse("only the app's own page may call it", 403)  # a page of another host cannot upload
+        answer = await call_next(request)
+        # The browser loads nothing from other hosts, whatever a library's page asks for
+        answer.headers["Content-Security-Policy"] = (
+            "default-src 'self' 'unsafe-inline' 'unsafe-eval' blob: data:; connect-src 'self'; frame-ancestors 'self'; "
+            "form-action 'self'"
+        )
+        return answer
+
+    served = FastAPI(openapi_url=None)
+    served.add_middleware(TrustedHostMiddleware, allowed_hosts=[host, "localhost"])  # no page of another host
+    served.middleware("http")(without_others)
+    page = _page(viewer, folder)
+    page.has_launched = True  # otherwise Gradio reads any file that a request names as an upload
+    # Bytes of a picture that a visitor may upload
+    return gr.mount_gradio_app(
+        served,
+        page,
+        path="/",
+        server_name=host,
+        allowed_paths=[],
+        max_file_size=64 * 2**20,
+        show_error=True,
+        # The reader's own fonts: the page loads nothing from other hosts
+        theme=gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"]),
+        css=".gradio-container {max-width: 1500px !important} footer {display: none !important} "
+        "#shown img {touch-action: none}",  # a finger that draws a rectangle does not scroll the page
+        js=(Path(__file__).parent / "drag.js").read_text(),
+        footer_links=[],
+    )
+
+
+def _page(viewer: Viewer, saved: Path) -> Any:
     first = Look(next(iter(viewer.models)), viewer.first_readable())
     with gr.Blocks(title="camkit", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
         parts = _Parts(viewer, first)
-        _react_to_choices(viewer, parts, page)
-        _react_to_clicks(viewer, parts)
+        _react(viewer, parts, page)
 
         def compared(asked: Look) -> Any:
             return _said(lambda: gr.update(value=viewer.comparison(asked), visible=True))
@@ -120,24 +138,46 @@ def build(viewer: Viewer, saved: Path) -> Any:
     return page
 
 
-def _shown(viewer: Viewer, asked: Look, alpha: float) -> Any:
-    """Return the values of ``_Parts.seen`` for what a visitor asked for."""
-    hidden = gr.update(visible=False)
-    return _said(lambda: (asked, *_seen(viewer, asked, alpha), hidden, hidden), _Parts.SEEN)
+def _react(viewer: Viewer, parts: _Parts, page: Any) -> None:
+    """Let each event change what is looked at, and show that."""
+    options = {"outputs": parts.seen, "api_visibility": "private", "show_progress": "minimal"}
 
+    def shown(change: Callable[..., Look], asked: Look, alpha: float, *values: Any) -> Any:
+        hidden = gr.update(visible=False)
 
-def _react_to_choices(viewer: Viewer, parts: _Parts, page: Any) -> None:
+        def seen() -> tuple[Any, ...]:
+            look = change(asked, *values)
+            return look, *_seen(viewer, look, alpha), hidden, hidden
+
+        return _said(seen, len(parts.seen))
+
     def on(event: Any, change: Callable[..., Look], *inputs: Any) -> None:
-        """Let an event change what is looked at."""
+        def act(*given: Any) -> Any:
+            return shown(change, *given)
 
-        def act(asked: Look, alpha: float, *values: Any) -> Any:
-            return _said(lambda: _shown(viewer, change(asked, *values), alpha), _Parts.SEEN)
+        event(act, [parts.look, parts.opacity, *inputs], **options)
 
-        given = [parts.look, parts.opacity, *inputs]
-        event(act, given, parts.seen, api_visibility="private", show_progress="minimal")
+    def on_select(event: Any, change: Callable[..., Look]) -> None:
+        def act(asked: Look, alpha: float, selected: gr.SelectData) -> Any:
+            return shown(change, asked, alpha, selected)
+
+        event(act, [parts.look, parts.opacity], **options)
 
     def another(asked: Look, file: str) -> Look:
         return Look(asked.model, file, layer=asked.layer, method=asked.method, fill=asked.fill)
+
+    def pick(asked: Look, selected: gr.SelectData) -> Look:
+        answers = viewer.answers(asked)
+        names = [_name(row, number) for number, row in enumerate(answers)]
+        chosen = answers[names.index(selected.value) if selected.value in names else 0]
+        if viewer.detects(asked.model):
+            return replace(asked, box=found_box(chosen))
+        return replace(asked, target=chosen.target)
+
+    def click(asked: Look, selected: gr.SelectData) -> Look:
+        """Look at the box around a point."""
+        place = int(selected.index[0]), int(selected.index[1])
+        return replace(asked, box=viewer.box_at(asked, place)) if viewer.detects(asked.model) else asked
 
     def named(choice: str) -> str | None:
         return None if choice == CHOSEN else choice
@@ -157,32 +197,13 @@ def _react_to_choices(viewer: Viewer, parts: _Parts, page: Any) -> None:
     on(parts.rather.input, lambda asked, target: replace(asked, rather_than=target), parts.rather)
     on(parts.method.input, lambda asked, name: replace(asked, method=named(name)), parts.method)
     on(parts.layer.input, lambda asked, name: replace(asked, layer=named(name)), parts.layer)
+    on_select(parts.answers.select, pick)
+    on_select(parts.shown.select, click)
 
     def of_model(name: str) -> tuple[Any, ...]:
         return gr.update(choices=viewer.layers(name), value=CHOSEN), CHOSEN
 
     parts.model.input(of_model, parts.model, [parts.layer, parts.method], api_visibility="private")
-
-
-def _react_to_clicks(viewer: Viewer, parts: _Parts) -> None:
-    def pick(asked: Look, alpha: float, event: gr.SelectData) -> Any:
-        answers = viewer.answers(asked)
-        names = [_name(row, number) for number, row in enumerate(answers)]
-        chosen = names.index(event.value) if event.value in names else 0
-        if viewer.detects(asked.model):
-            return _shown(viewer, replace(asked, box=found_box(answers[chosen])), alpha)
-        return _shown(viewer, replace(asked, target=answers[chosen].target), alpha)
-
-    def click(asked: Look, alpha: float, event: gr.SelectData) -> Any:
-        """Show the heat of the box around a point."""
-        if not viewer.detects(asked.model):
-            return _shown(viewer, asked, alpha)
-        place = int(event.index[0]), int(event.index[1])
-        return _said(lambda: _shown(viewer, replace(asked, box=viewer.box_at(asked, place)), alpha), _Parts.SEEN)
-
-    options = {"outputs": parts.seen, "api_visibility": "private", "show_progress": "minimal"}
-    parts.answers.select(pick, [parts.look, parts.opacity], **options)
-    parts.shown.select(click, [parts.look, parts.opacity], **options)
 
 
 def _said(act: Callable[[], Any], outputs: int = 1) -> Any:
@@ -264,8 +285,10 @@ def _name(row: Explanation, number: int) -> str:
 
 
 def _bars(rows: list[Explanation]) -> dict[str, float]:
-    scores = [row.score if row.probability is None else row.probability for row in rows]
-    return {_name(row, number): float(score) for number, (row, score) in enumerate(zip(rows, scores, strict=True))}
+    return {
+        _name(row, number): float(row.score if row.probability is None else row.probability)
+        for number, row in enumerate(rows)
+    }
 
 
 def _sentence(row: Explanation) -> str:

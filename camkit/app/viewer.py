@@ -15,7 +15,7 @@ from PIL import Image
 
 import camkit
 from camkit.drawing.encode import shrink
-from camkit.errors import ImageError, InputError, TargetError
+from camkit.errors import ImageError, TargetError, refuse
 from camkit.explaining.explainer import Explainer
 from camkit.explaining.explanation import Explanation
 from camkit.images.read import open_picture
@@ -28,9 +28,6 @@ from camkit.types import Box, Pixels
 ANSWERS = 5
 """The classes that are shown as bars."""
 
-BOXES = 20
-"""The boxes of a detector that can be chosen, best first."""
-
 THRESHOLD = 0.5
 """The score that a box needs, and the overlap from which a box of the covered picture counts as the same one, as in
 the evaluation of COCO."""
@@ -40,11 +37,6 @@ FILL_NAMES = ("blur", "mean", "inpaint")
 
 CHOSEN = "camkit's choice"
 """The first entry of the lists of methods and layers."""
-
-_MOST_SIDE = 1600
-"""Larger pictures are reduced to this many pixels on the longer side, so that a click answers at once."""
-_KEPT = 64
-"""Maps that are kept, so that going back to a class or another opacity computes nothing."""
 
 
 class FoundBox(NamedTuple):
@@ -102,10 +94,12 @@ class Viewer:
     def __init__(self, models: Mapping[str, LoadedModel], pictures: Sequence[Path]) -> None:
         self.models, self.pictures = dict(models), [str(file) for file in pictures]
         self._detectors = {name for name, model in self.models.items() if model.detects}
-        keep = functools.lru_cache(_KEPT)
+        keep = functools.lru_cache(64)  # so that going back to a class or another opacity computes nothing
         self._opened = keep(self._read)
-        self._explainer = keep(self._made)
-        self._explained = keep(self._computed)
+        self._explainer = keep(lambda model, method, layer: Explainer(self.models[model], layer, method=method))
+        self._explained = keep(
+            lambda look, target: self._explainer(look.model, look.method, look.layer)(self.picture(look), target)
+        )
         self._found = keep(self._answers)
 
     def named(self, file: str) -> str:
@@ -114,8 +108,7 @@ class Viewer:
         Raises:
             InputError: it was not named in the command.
         """
-        if file not in self.pictures:
-            raise InputError("this picture was not named in the command")
+        refuse((file not in self.pictures, "this picture was not named in the command"))
         return file
 
     def first_readable(self) -> str:
@@ -144,7 +137,8 @@ class Viewer:
         upload = Path(file)
         # The error about an upload shows no temporary folder.
         opened = open_picture(file) if file in self.pictures else open_picture(upload.name, upload.read_bytes())
-        return opened if max(opened.size) <= _MOST_SIDE else Image.fromarray(shrink(np.asarray(opened), _MOST_SIDE))
+        most = 1600  # larger pictures are reduced to this on the longer side, so that a click answers at once
+        return opened if max(opened.size) <= most else Image.fromarray(shrink(np.asarray(opened), most))
 
     def detects(self, model: str) -> bool:
         """Tell whether a model returned boxes; known from its first answers."""
@@ -161,19 +155,16 @@ class Viewer:
             if rows[0].detection is None:
                 return rows
             self._detectors.add(look.model)
-        try:
-            return list(explainer.batch([picture], target=[boxes(THRESHOLD)]))[:BOXES]
-        except TargetError:  # no box
-            return []
+        with contextlib.suppress(TargetError):  # no box
+            return list(explainer.batch([picture], target=[boxes(THRESHOLD)]))[:20]
+        return []
 
     @staticmethod
     def _classes(explainer: Explainer, picture: Image.Image, labels: Sequence[str] | None) -> list[Explanation]:
         """Return the best classes: five, or all if the model has fewer."""
         for count in range(ANSWERS if labels is None else min(ANSWERS, len(labels)), 1, -1):
-            try:
+            with contextlib.suppress(TargetError):
                 return list(explainer.batch([picture], target=top(count)))
-            except TargetError:
-                continue
         return list(explainer.batch([picture], target=top(1)))
 
     def heat(self, look: Look) -> Explanation | None:
@@ -182,15 +173,15 @@ class Viewer:
         Raises:
             InputError: the method or the layer does not fit the model.
         """
-        answers = self.answers(look)
+        answers, is_usual = self.answers(look), (look.method, look.layer) == (None, None)
         if self.detects(look.model):
             number = self._number(look)
-            if number is None or (look.method, look.layer) == (None, None):
+            if number is None or is_usual:
                 return None if number is None else answers[number]
             return self._explained(look, TopTarget(number + 1, threshold=THRESHOLD))
         explained = replace(look, target=self.target(look))
         known = next((row for row in answers if row.target == explained.target), None)
-        if known is not None and (look.method, look.layer, look.rather_than) == (None, None, None):
+        if known is not None and is_usual and look.rather_than is None:
             return known
         return self._explained(explained, self._contrasted(explained))
 
@@ -216,8 +207,7 @@ class Viewer:
             for found in map(found_box, self.answers(look))
             if found.box.left <= place[0] < found.box.right and found.box.top <= place[1] < found.box.bottom
         ]
-        if not boxes_there:
-            raise InputError("there is no box there; click inside one")
+        refuse((not boxes_there, "there is no box there; click inside one"))
         return min(boxes_there, key=lambda found: area(found.box))
 
     def _number(self, look: Look) -> int | None:
@@ -228,9 +218,6 @@ class Viewer:
         overlaps = [wanted.same_as(found_box(row)) for row in self.answers(look)]
         best = max(overlaps, default=0.0)
         return overlaps.index(best) if best >= THRESHOLD else None
-
-    def _computed(self, look: Look, target: TargetLike | None) -> Explanation:
-        return self._explainer(look.model, look.method, look.layer)(self.picture(look), target)
 
     def _contrasted(self, look: Look) -> TargetLike | None:
         """Return the class that is looked at, rather than the other one if there is one."""
@@ -246,10 +233,8 @@ class Viewer:
             InputError: the model is a detector, whose boxes move when parts of the picture are hidden.
         """
         target = self._contrasted(look)
-        if self.detects(look.model):
-            raise InputError(
-                "methods cannot be compared on a detector: its boxes move if parts of the picture are hidden"
-            )
+        moves = "its boxes move if parts of the picture are hidden"
+        refuse((self.detects(look.model), f"methods cannot be compared on a detector: {moves}"))
         explainer = self._explainer(look.model, None, None)
         return camkit.compare(explainer, self.picture(look), target_layer=look.layer, target=target).sheet()
 
@@ -261,9 +246,6 @@ class Viewer:
         """Return the names of a model's layers."""
         return [CHOSEN, *(name for name in modules_by_name(self.models[model].module) if name)]
 
-    def _made(self, model: str, method: str | None, layer: str | None) -> Explainer:
-        return Explainer(self.models[model], target_layer=layer, method=method)
-
 
 def covered(picture: Image.Image, cover: tuple[int, int, int, int], fill: str) -> Image.Image:
     """Return a picture whose rectangle is filled: blurred, with the mean colour, or from its surroundings.
@@ -271,11 +253,12 @@ def covered(picture: Image.Image, cover: tuple[int, int, int, int], fill: str) -
     Raises:
         InputError: the fill is unknown, or the rectangle is not inside the picture.
     """
-    if fill not in FILL_NAMES:
-        raise InputError(f"cover a part with one of {', '.join(FILL_NAMES)}, not {fill!r}")
-    left, top_, right, bottom = cover
-    if not (0 <= left < right <= picture.width and 0 <= top_ < bottom <= picture.height):
-        raise InputError(f"the rectangle {cover} is not inside a picture of {picture.width} x {picture.height} pixels")
+    (left, top_, right, bottom), size = cover, f"{picture.width} x {picture.height}"
+    is_inside = 0 <= left < right <= picture.width and 0 <= top_ < bottom <= picture.height
+    refuse(
+        (fill not in FILL_NAMES, f"cover a part with one of {', '.join(FILL_NAMES)}, not {fill!r}"),
+        (not is_inside, f"the rectangle {cover} is not inside a picture of {size} pixels"),
+    )
     values = torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255
     hole = torch.zeros(values.shape[1:], dtype=torch.bool)
     hole[top_:bottom, left:right] = True

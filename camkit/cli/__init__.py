@@ -1,4 +1,4 @@
-"""The command line: parses arguments and passes them on. Each command imports what it needs only when it runs."""
+"""The command line: parses arguments, and turns errors into sentences and exit codes."""
 
 from __future__ import annotations
 
@@ -8,25 +8,21 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from traceback import TracebackException
+from typing import Any, Literal
 
-from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
-from rich.table import Table
+from cyclopts import App, CycloptsError, MissingArgumentError
+from rich.table import Column, Table
 from rich.text import Text
 
 import camkit
-from camkit.cli.check import checks, demo_check, mend
-from camkit.cli.commands import app as look
-from camkit.cli.commands import compare, concepts, demo_words, diagnose, features, judge, layers, words
-from camkit.cli.explain import explain
-from camkit.cli.options import fill_in, refuse_fractions
+from camkit.cli import commands
+from camkit.cli.options import Common, fill_in, refuse_fractions
 from camkit.cli.terminal import (
     TALK,
     OutputClosedError,
     QuietConsole,
     discard_output,
-    emit,
     fail,
     plain_warnings,
     print_table,
@@ -42,7 +38,7 @@ from camkit.errors import (
     brief,
     did_you_mean,
     own_place,
-    printable,
+    refuse,
     refusing_exit,
 )
 
@@ -60,9 +56,19 @@ app = App(
 )
 
 
-app.default(explain)
-for command in (look, checks, compare, concepts, diagnose, explain, features, judge, layers, mend, words):
-    app.command(command)
+checks = App(
+    name="check",
+    help="Check whether a classifier or a detector may ship, or reads the background.",
+    usage="Usage: camkit check DATA --model NAME [OPTIONS]\n       camkit check init DATA [OPTIONS]",
+    console=QuietConsole(),
+)
+checks.default(commands.check)
+checks.command(commands.init)
+app.default(commands.explain)
+app.command(checks)
+others = "app", "compare", "concepts", "demo", "diagnose", "explain", "features", "judge", "layers", "mend", "words"
+for name in others:
+    app.command(getattr(commands, name))
 
 
 @app.command
@@ -70,47 +76,14 @@ def methods() -> int:
     """List all methods with their papers."""
     from camkit.methods import METHODS
 
-    table = Table(box=None, pad_edge=False)
-    for heading in ("method", "what it weights by", "needs", "time in plain passes", "paper"):
-        table.add_column(heading, no_wrap=heading == "method")
+    headings = "what it weights by", "needs", "time in plain passes", "paper"
+    table = Table(Column("method", no_wrap=True), *headings, box=None, pad_edge=False)
     for each in METHODS.values():
         table.add_row(Text(each.name, "bold"), *map(Text, (each.summary, each.words, each.cost, each.paper)))
     print_table(table, folds=printer().is_terminal)
     printer().print(
         "auto, the default, takes chefer, gradcam-sharpened or gradcam, as the model needs, and hirescam for boxes"
     )
-    return 0
-
-
-@app.command
-def demo(
-    *,
-    out: Annotated[Path, Parameter(alias="-o", metavar="FOLDER")] = Path("camkit-out"),
-    check: Annotated[bool, Parameter(name="--check", negative=(), show_default=False)] = False,
-    words: Annotated[bool, Parameter(name="--words", negative=(), show_default=False)] = False,
-) -> int:
-    """Explain one plane with two networks: one looks at the sky, the other at the plane.
-
-    Args:
-        out: The folder for the picture, or for the reports.
-        check: Run the background check on both networks instead, with scenes that ship with camkit.
-        words: Explain the words of a tiny vision-language model instead; it always adds a tree.
-    """
-    if check and words:
-        raise InputError("--check and --words are two demonstrations; pass one of them")
-    if check:
-        return demo_check(out)
-    if words:
-        return demo_words(out)
-    from camkit.demo.poster import run
-
-    answers, file = run(out)
-    for scene, by_model in answers.items():
-        printer().print(Text(scene.replace("-", " on "), "bold"))
-        for model, (found, on_object) in by_model.items():
-            label = f"{found.name} ({found.probability:.1%})"
-            emit(printable(f"  {model:<12} says {label:<16} {on_object:4.0%} of its heat lies on the plane"))
-    emit(printable(f"wrote {file}"))
     return 0
 
 
@@ -139,11 +112,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack letters of a name
     typed = sys.argv[1:] if arguments is None else list(arguments)
-    TALK.set()
+    Common().begin()
     try:
         with plain_warnings(), refusing_exit(), advising_shell():
-            _refuse_empty(typed)
-            _refuse_mistyped_command(typed)
+            _refuse_mistakes(typed)
             try:
                 command, bound, _ = app.parse_args(typed or ["--help"], exit_on_error=False, print_error=False)
             except CycloptsError as error:  # one that the user's code raises later is not a mistake in the call
@@ -170,7 +142,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if is_full:
             fail("the output cannot be written: No space left on device; earlier rows are kept")
         else:
-            what = f"{type(error).__name__}: {_first_line(error)}"
+            message = str(TracebackException(type(error), error, None))  # even if the user's class fails to make one
+            what = f"{type(error).__name__}: {''.join(message.splitlines()[:1])}"
             fail(f"the model or the program failed{own_place(error)}: {what} (CAMKIT_TRACEBACK=1 shows where)")
         return OutputError.exit_code if is_full else CamkitError.exit_code
     return result if isinstance(result, int) else 0
@@ -182,42 +155,27 @@ def _about_call(error: CycloptsError, typed: Sequence[str]) -> str:
         return "camkit does not read pictures from standard input; save the picture to a file and pass the file"
     if isinstance(error.__cause__, InputError):
         return str(error.__cause__)
-    argument = getattr(error, "argument", None)
-    is_missing = isinstance(error, MissingArgumentError) and argument is not None and "--model" in argument.names
-    if is_missing and not {"--model", "-m"} & set(typed):
+    missing = getattr(error, "argument", None) if isinstance(error, MissingArgumentError) else None
+    if missing is not None and "--model" in missing.names and not {"--model", "-m"} & set(typed):
         return (
             "name the model: --model resnet50 (camkit --help lists the kinds), or name in camkit.toml's [model] table"
         )
     return " ".join(str(error).split())
 
 
-def _first_line(error: BaseException) -> str:
-    """Return the first line of an error's message; nothing if the user's class fails to make one."""
-    try:
-        return (str(error).splitlines() or [""])[0]
-    except BaseException:  # whatever it raises, the exit code must not depend on it
-        return ""
+def _refuse_mistakes(typed: Sequence[str]) -> None:
+    """Refuse an empty argument, and a first word that looks like a mistyped command.
 
-
-def _refuse_mistyped_command(typed: Sequence[str]) -> None:
-    """Refuse a first word that is neither a command nor a file but looks like a mistyped command.
-
-    A name with a suffix, a folder or a wildcard is a picture's.
+    An empty argument comes from an unset variable of the shell; as a path, it would mean the current folder. A name
+    with a suffix, a folder or a wildcard is a picture's.
     """
+    for number, argument in enumerate(typed, start=1):
+        is_empty = re.fullmatch(r"(--[\w-]+=)?", argument)
+        where = argument[:-1] or f"argument {number}"
+        refuse((is_empty, f"{where} is empty; if it comes from a variable, set that variable"))
     parent, words = (checks, typed[1:]) if typed[:1] == ["check"] else (app, typed)
-    commands = [name for name in parent if not name.startswith("-")]
+    names = [name for name in parent if not name.startswith("-")]
     word = words[0] if words else ""
-    if word == "help" and not os.path.lexists(word):
-        raise InputError("'help' is neither a command nor a file; did you mean '--help'?")
-    if word not in commands and re.fullmatch(r"[\w-]*\w", word) and word[0] != "-" and not os.path.lexists(word):
-        hint = did_you_mean(word, commands)
-        if hint:
-            raise InputError(f"{word!r} is neither a command nor a file{hint}")
-
-
-def _refuse_empty(arguments: Sequence[str]) -> None:
-    """Refuse an empty argument, such as an unset variable of the shell: as a path, it would mean the current folder."""
-    for number, argument in enumerate(arguments, start=1):
-        if re.fullmatch(r"(--[\w-]+=)?", argument):
-            where = argument[:-1] or f"argument {number}"
-            raise InputError(f"{where} is empty; if it comes from a variable, set that variable")
+    if word not in names and re.fullmatch(r"\w([\w-]*\w)?", word) and not os.path.lexists(word):
+        hint = "; did you mean '--help'?" if word == "help" else did_you_mean(word, names)
+        refuse((hint, f"{word!r} is neither a command nor a file{hint}"))

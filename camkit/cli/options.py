@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import inspect
 import re
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, make_dataclass
-from dataclasses import field as dataclass_field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args, get_type_hints
 
 from cyclopts import App, Group, Parameter
 from cyclopts.argument import ArgumentCollection, update_argument_collection
 
+import camkit
 from camkit import options
-from camkit.cli.terminal import TALK, say, tell
-from camkit.errors import InputError, OutputError, as_error
-from camkit.options import given_in, options_of
+from camkit.cli.terminal import TALK, say
+from camkit.errors import InputError, as_error, refuse
 
 if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+    import numpy as np
 
-    from camkit.models.loaded import LoadedModel
-    from camkit.scale.cluster import Cluster, Pool
+    from camkit.targets import Target, TargetLike, TopTarget
 
 
 MODEL = Group.create_ordered("Model")
@@ -37,8 +35,6 @@ RUN = Group.create_ordered("How to run")
 OUTPUT = Group.create_ordered("Output")
 GENERAL = Group.create_ordered("General")
 """The groups in which the help lists the options, in this order."""
-
-Command = TypeVar("Command", bound=Callable[..., int])
 
 Ray: TypeAlias = Annotated[
     bool | str,
@@ -53,34 +49,7 @@ Ray: TypeAlias = Annotated[
 ]
 
 
-class Source(options.Model):
-    """The model to load, and changes to its preprocessing."""
-
-    def load(self, *, pretrained: bool = True, trainable: bool = False) -> LoadedModel:
-        """Load the model, and say what the user should know about it."""
-        from camkit.explaining.explainer import loading
-        from camkit.models import device_of, load_model
-
-        given = {**loading(self), "pretrained": pretrained, "trainable": trainable}
-        loaded = load_model(self.name or "", device=self.device, **given)
-        if loaded.note:
-            say(loaded.note)
-        parameters = sum(parameter.numel() for parameter in loaded.module.parameters())
-        tell(f"{loaded.name}: {parameters:,} parameters on {device_of(loaded.module)}")
-        return loaded
-
-    def on_cluster(self, pool: Pool, loaded: LoadedModel) -> Cluster:
-        """Return actors that load the model; ``loaded`` is the same model in this process."""
-        from camkit.explaining.explainer import loading
-        from camkit.kit.store import fingerprint
-        from camkit.models import load_model
-        from camkit.scale.cluster import Cluster
-
-        make = functools.partial(load_model, self.name or "", **loading(self))
-        return Cluster(pool, make, fingerprint(loaded), self.device)
-
-
-class OptionalSource(Source):
+class OptionalModel(options.Model):
     """A model that need not be named."""
 
 
@@ -101,56 +70,13 @@ class Common:
     verbose: Annotated[bool, Parameter(alias="-v", negative=(), show_default=False)] = False
 
     def begin(self) -> None:
-        """Set how much is printed.
+        """Let the command print as much, in all threads.
 
         Raises:
             InputError: ``quiet`` and ``verbose`` are both given.
         """
-        if self.quiet and self.verbose:
-            raise InputError("--quiet and --verbose cannot be combined")
-        TALK.set(quiet=self.quiet, verbose=self.verbose)
-
-
-@contextmanager
-def actors_of(ray: bool | str) -> Iterator[Pool | None]:
-    """Connect to the cluster that ``--ray`` names, and yield the actors that it has room for; None without ``--ray``.
-
-    Raises:
-        InputError: Ray is not installed, no cluster answers, or it has no room.
-    """
-    if ray is False:
-        yield None
-        return
-    from camkit.scale.cluster import Pool, connected
-
-    with connected(None if ray is True else ray, quiet=not TALK.verbose):
-        pool = Pool.of_cluster()
-        say(str(pool))
-        yield pool
-
-
-@contextmanager
-def events_into(folder: Path | None) -> Iterator[SummaryWriter | None]:
-    """Open a writer of TensorBoard event files before anything is computed; yield None if there is no folder."""
-    if folder is None:
-        yield None
-        return
-    from camkit.tensorboard import opened
-
-    usual_hook = threading.excepthook
-
-    def hook(failed: threading.ExceptHookArgs) -> None:
-        """Pass on all but what TensorBoard's own thread fails to write: closing the events reports that."""
-        is_writer = type(failed.thread).__module__.startswith("tensorboard.")
-        if not (is_writer and isinstance(failed.exc_value, OSError)):
-            usual_hook(failed)
-
-    threading.excepthook = hook
-    try:
-        with opened(folder) as events:
-            yield events
-    finally:
-        threading.excepthook = usual_hook
+        refuse((self.quiet and self.verbose, "--quiet and --verbose cannot be combined"))
+        vars(TALK).update(vars(self))
 
 
 def refuse_fractions(_: App, __: tuple[str, ...], arguments: ArgumentCollection) -> None:
@@ -161,28 +87,8 @@ def refuse_fractions(_: App, __: tuple[str, ...], arguments: ArgumentCollection)
     """
     for argument in arguments:
         for token in argument.tokens if int in (argument.hint, *get_args(argument.hint)) else ():
-            if not re.fullmatch(r"[+-]?\w+", token.value):
-                raise InputError(f"{token.keyword} takes a whole number, not {token.value}")
-
-
-def need_pictures(pictures: Sequence[object], example: str) -> None:
-    """Refuse a command without pictures.
-
-    Raises:
-        InputError: there is none.
-    """
-    if not pictures:
-        raise InputError(f"name at least one picture: camkit {example} --model resnet50")
-
-
-def refuse_existing(file: Path, option: str, *, overwrite: bool) -> None:
-    """Refuse to replace a file without ``--overwrite``.
-
-    Raises:
-        OutputError: it exists, and may not be replaced.
-    """
-    if file.exists() and not overwrite:
-        raise OutputError(f"{file} exists already; name another file with {option}, or pass --overwrite")
+            is_whole = re.fullmatch(r"[+-]?\w+", token.value)
+            refuse((not is_whole, f"{token.keyword} takes a whole number, not {token.value}"))
 
 
 def numbers(name: str, text: str) -> tuple[float, ...]:
@@ -191,10 +97,138 @@ def numbers(name: str, text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(","))
 
 
+Part: TypeAlias = Literal["left", "top", "right", "bottom", "objectness", "mask"]
+
+
+@Parameter(name="*", group=TARGET)
+@dataclass(frozen=True, kw_only=True)
+class TargetOptions:
+    """What to explain; without any option, each picture's best class.
+
+    Attributes:
+        target: The class to explain: its label, or its index if no label is that number; repeat the option for several.
+            Default: the best class.
+        top_k: Explain the K best classes, or boxes, of each picture.
+        above: Explain every class of a multi-label model whose probability (sigmoid) is above this.
+        true: The true class of the picture; for --style slide.
+        versus: Explain the target rather than this class.
+        direction: Explain what raises or lowers one number of the output (one-logit model, regression).
+        threshold: Explain all boxes of a detector whose score is above this, from 0 to 1; the default for detectors
+            loaded by name, with 0.5.
+        box: Explain the detector's box with this number; numbers start at 0.
+        box_at: Explain the detector's box around this point x,y, in pixels of the picture.
+        near: Explain the box that overlaps most with left,top,right,bottom, in pixels of the model's input.
+        region: Explain the mean of a map of numbers, such as depth, in left,top,right,bottom, in pixels of the picture;
+            --direction down explains what lowers it.
+        part: Explain where one side of the box lies, its objectness or its mask, in place of the score of its class.
+        point: Explain the mask of what lies at this point x,y, in pixels of the picture, for networks such as SAM.
+        box_prompt: Explain the mask of what lies in left,top,right,bottom, in pixels of the picture, for networks such
+            as SAM.
+        mask: Explain the target of a segmentation network inside the object of this mask picture.
+        everywhere: Explain the target of a segmentation network everywhere, not only where it is predicted.
+        similar_to: Explain what makes the embedding similar to that of this picture.
+    """
+
+    target: Annotated[list[str] | None, Parameter(alias="-t", negative=(), metavar="CLASS")] = None
+    top_k: Annotated[int | None, Parameter(alias="-k", metavar="K")] = None
+    above: Annotated[float | None, Parameter(metavar="SHARE")] = None
+    true: Annotated[str | None, Parameter(metavar="CLASS")] = None
+    versus: Annotated[str | None, Parameter(metavar="CLASS")] = None
+    direction: Literal["up", "down"] | None = None
+    threshold: Annotated[float | None, Parameter(metavar="SCORE")] = None
+    box: Annotated[int | None, Parameter(metavar="NUMBER")] = None
+    box_at: Annotated[str | None, Parameter(metavar="X,Y")] = None
+    near: Annotated[str | None, Parameter(metavar="L,T,R,B")] = None
+    region: Annotated[str | None, Parameter(metavar="L,T,R,B")] = None
+    part: Part | None = None
+    point: Annotated[str | None, Parameter(metavar="X,Y")] = None
+    box_prompt: Annotated[str | None, Parameter(metavar="L,T,R,B")] = None
+    mask: Annotated[Path | None, Parameter(metavar="FILE")] = None
+    everywhere: Annotated[bool, Parameter(negative=(), show_default=False)] = False
+    similar_to: Annotated[Path | None, Parameter(metavar="FILE")] = None
+
+    def targets(self, mask: np.ndarray | None = None) -> list[TargetLike] | None:
+        """Return the targets; None for each picture's best class, or for all boxes of a detector.
+
+        Args:
+            mask: the object of the file ``mask``, over the model's input (h, w); None before it is read.
+
+        Raises:
+            InputError: an option is wrong, two exclude each other, or one needs another.
+        """
+        names = self.target or []
+        kinds = [f"--{name.replace('_', '-')}" for name in _ALONE if getattr(self, name) is not None]
+        if self.region is not None and self.direction is not None:
+            kinds.remove("--direction")
+        # Options that refine one --target
+        refinements = [
+            f"--{name}" for name in ("versus", "mask", "everywhere") if getattr(self, name) not in (None, False)
+        ]
+        directed = ["--direction"] * (self.direction is not None)
+        of_class = ["--target"] * bool(names and kinds != directed)
+        has_box = names or {"--box", "--box-at", "--near"} & set(kinds)
+        refuse(
+            *(
+                (len(together) > 1, f"{' and '.join(together)} cannot be combined")
+                for together in ([*kinds, *of_class], [*refinements, *directed])
+            ),
+            (
+                self.part is not None and not has_box,
+                "--part is a part of one box; name the box with --box, --box-at, --near or --target",
+            ),
+            (refinements and len(names) != 1, f"{' '.join(refinements[:1])} needs one --target"),
+        )
+        for option, make in _ALONE.items():
+            if getattr(self, option) is not None:
+                made = make(self)
+                return list(made) if isinstance(made, list) else [made]
+        return [self._class_target(name, mask) for name in names] or None
+
+    def _numbers(self, name: str, form: str = "left,top,right,bottom") -> tuple[float, ...]:
+        """Return the numbers in an option that takes them in this form."""
+        option, text = name.replace("_", "-"), getattr(self, name)
+        found = numbers(option, text)
+        refuse((len(found) != len(form.split(",")), f"--{option} takes {form}, not {text!r}"))
+        return found
+
+    def _direction_target(self) -> Target:
+        """Return a target for one number of the output, by default the first."""
+        first, *others = self.target or ["0"]
+        one_number = "--direction explains one number of the output, so --target takes one index"
+        refuse((others or not first.isdecimal(), one_number))
+        return camkit.targets.direction("+" if self.direction == "up" else "-", int(first))
+
+    def _class_target(self, name: str, mask: np.ndarray | None) -> TargetLike:
+        if self.part is not None:
+            return camkit.targets.best_box(name, part=self.part)
+        if self.versus is not None:
+            return camkit.targets.contrast(name, self.versus)
+        segments = mask is not None or self.everywhere
+        return camkit.targets.segment(name, mask, everywhere=self.everywhere) if segments else name
+
+
+_ALONE: dict[str, Callable[[TargetOptions], TargetLike | list[TopTarget]]] = {
+    "top_k": lambda options: camkit.targets.top(options.top_k or 0),
+    "above": lambda options: camkit.targets.above(options.above or 0),
+    "region": lambda options: camkit.targets.region(
+        *options._numbers("region"), sign="-" if options.direction == "down" else "+"
+    ),
+    "direction": TargetOptions._direction_target,
+    "threshold": lambda options: camkit.targets.boxes(options.threshold or 0),
+    "box": lambda options: camkit.targets.box(options.box, part=options.part),
+    "box_at": lambda options: camkit.targets.box_at(*options._numbers("box_at", "x,y"), part=options.part),
+    "point": lambda options: camkit.targets.mask_at(*options._numbers("point", "x,y")),
+    "box_prompt": lambda options: camkit.targets.mask_in(*options._numbers("box_prompt")),
+    "near": lambda options: camkit.targets.box(near=options._numbers("near"), part=options.part),
+    "similar_to": lambda options: camkit.targets.similar_to(options.similar_to),
+}
+"""What each option that chooses another kind of target makes; they exclude each other."""
+
+
 def _size(name: str, text: str) -> int | list[int]:
     sides = text.lower().split("x")
-    if not all(side.isdecimal() for side in sides) or len(sides) > 2:
-        raise InputError(f"--{name} takes a side in pixels, or height x width as in 224x336, not {text!r}")
+    is_size = all(side.isdecimal() for side in sides) and len(sides) <= 2
+    refuse((not is_size, f"--{name} takes a side in pixels, or height x width as in 224x336, not {text!r}"))
     return int(sides[0]) if len(set(sides)) == 1 else [int(side) for side in sides]
 
 
@@ -215,14 +249,15 @@ def _in_shell(table: type, group: Group, *, says_default: bool = False) -> type:
     """
     hints = get_type_hints(table)
     made: list[tuple[str, Any, Any]] = []
-    for field in fields(table):
-        option, default = options.options_of(table)[field.name], field.default
+    for declared in fields(table):
+        name, default = declared.name, declared.default
+        option = options.options_of(table)[name]
         required, text = option.name == "model", option.help
-        if required and table is OptionalSource:
+        if required and table is OptionalModel:
             required, text = False, "The model that the config will name, as --model of the other commands takes it."
         if says_default and isinstance(default, (int, float, str)) and not isinstance(default, bool):
             text += f" Default: {default if isinstance(default, str) else format(default, 'g')}."
-        parser = _PARSERS.get(field.name)
+        parser = _PARSERS.get(name)
         parameter = Parameter(
             name=None if option.name is None else f"--{option.name}",
             alias=option.short,
@@ -233,11 +268,11 @@ def _in_shell(table: type, group: Group, *, says_default: bool = False) -> type:
             help=text,
             metavar=option.metavar,
             required=required,
-            converter=None if parser is None else functools.partial(_converted, parser, field.name),
+            converter=None if parser is None else functools.partial(_converted, parser, name),
         )
-        kind = hints[field.name] if option.shell is None else option.shell if parser is None else Any
-        usual = dataclass_field() if required else dataclass_field(default=default)
-        made.append((field.name, Annotated[kind, parameter], usual))
+        kind = hints[name] if option.shell is None else option.shell if parser is None else Any
+        usual = field() if required else field(default=default)
+        made.append((name, Annotated[kind, parameter], usual))
     own = {"__module__": __name__}  # cyclopts takes classes of the standard library as they are
     return Parameter(name="*")(
         make_dataclass(table.__name__, made, bases=(table,), namespace=own, frozen=True, kw_only=True)
@@ -249,8 +284,8 @@ def _converted(parser: Callable[[str, str], Any], name: str, _: Any, tokens: Seq
 
 
 _IN_SHELL: dict[type, type] = {
-    Source: _in_shell(Source, MODEL),
-    OptionalSource: _in_shell(OptionalSource, MODEL),
+    options.Model: _in_shell(options.Model, MODEL),
+    OptionalModel: _in_shell(OptionalModel, MODEL),
     options.Explain: _in_shell(options.Explain, METHOD),
     options.Results: _in_shell(options.Results, OUTPUT),
     options.Diagnose: _in_shell(options.Diagnose, METHOD),
@@ -262,14 +297,33 @@ _IN_SHELL: dict[type, type] = {
 """Each table as the shell takes it."""
 
 
-def command(function: Command) -> Command:
-    """Let the shell see the tables of options among a command's parameters."""
-    hints = get_type_hints(function, include_extras=True)
-    tables = {name: _IN_SHELL[hint] for name, hint in hints.items() if isinstance(hint, type) and hint in _IN_SHELL}
-    usual = function.__kwdefaults__ or {}
-    function.__annotations__ = {**hints, **tables}
-    function.__kwdefaults__ = {**usual, **{name: table() for name, table in tables.items() if name in usual}}
-    return function
+def command(home: str) -> Callable[[Callable[..., None]], Callable[..., int]]:
+    """Make a command of its signature: the function of the same name in the module ``camkit.cli.<home>`` does the work.
+
+    The module is imported when the command runs, since it imports PyTorch. The shell sees the options of the tables
+    among the parameters.
+    """
+
+    def of_signature(signature: Callable[..., None]) -> Callable[..., int]:
+        hints = get_type_hints(signature, include_extras=True)
+        tables = {name: _IN_SHELL[hint] for name, hint in hints.items() if isinstance(hint, type) and hint in _IN_SHELL}
+        usual = signature.__kwdefaults__ or {}
+        signature.__annotations__ = {**hints, **tables}
+        signature.__kwdefaults__ = {**usual, **{name: table() for name, table in tables.items() if name in usual}}
+
+        @functools.wraps(signature)
+        def run(*arguments: Any, **typed: Any) -> int:
+            given = inspect.signature(signature).bind(*arguments, **typed)
+            given.apply_defaults()
+            common = given.arguments.pop("common", None) or Common(quiet=given.arguments.pop("quiet", False))
+            common.begin()
+            work = getattr(importlib.import_module(f"camkit.cli.{home}"), signature.__name__)
+            code: int = work(*given.args, **given.kwargs)
+            return code
+
+        return run
+
+    return of_signature
 
 
 _OF_CONFIG: dict[tuple[str, ...], tuple[str, ...]] = {
@@ -306,8 +360,13 @@ def fill_in(_: App, commands: tuple[str, ...], arguments: ArgumentCollection) ->
     from camkit.options.settings import read_config
 
     settings, models = read_config(file), typed("--model")
-    if not named and not models:
-        _refuse_code(settings.model.name, file)
+    model = settings.model.name
+    if model is not None and not named and not models:  # the folder may be a stranger's
+        from camkit.models import runs_code
+
+        instead = f"that you did not name; if you trust this code, pass --config {file}"
+        is_code = f"the model in {file} is Python code ({model}), and camkit does not run code from a config {instead}"
+        refuse((runs_code(model), is_code))
     if not options["--quiet"].tokens:
         here = "" if named else " in this folder; to use another, pass --config FILE"
         say(f"using the config {file}{here}")
@@ -332,23 +391,10 @@ def fill_in(_: App, commands: tuple[str, ...], arguments: ArgumentCollection) ->
     update_argument_collection(known, str(file), arguments, root_keys=(), allow_unknown=False)
 
 
-def _refuse_code(model: str | None, file: Path) -> None:
-    """Refuse a config that nobody named if its model is Python code: the folder may be a stranger's."""
-    if model is None:
-        return
-    from camkit.models import runs_code
-
-    if runs_code(model):
-        raise InputError(
-            f"the model in {file} is Python code ({model}), and camkit does not run code from a config that you did "
-            f"not name; if you trust this code, pass --config {file}"
-        )
-
-
 def _values(table: Any) -> dict[str, Any]:
     """Return the values that a table of the config sets, by option, as they would be typed."""
-    names = {name: option.name or name for name, option in options_of(type(table)).items()}
-    return {names[name]: _typed(name, value) for name, value in given_in(table).items()}
+    names = {name: option.name or name for name, option in options.options_of(type(table)).items()}
+    return {names[name]: _typed(name, value) for name, value in options.given_in(table).items()}
 
 
 def _typed(name: str, value: Any) -> Any:

@@ -9,6 +9,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -51,19 +52,8 @@ def printer(*, stderr: bool = False) -> Console:
     return QuietConsole(stderr=stderr, highlight=False, soft_wrap=True)
 
 
-class Talk:
-    """How much a command prints besides its results: with ``quiet`` nothing but errors, with ``verbose`` more."""
-
-    quiet = False
-    verbose = False
-
-    def set(self, *, quiet: bool = False, verbose: bool = False) -> None:
-        """Set how much is printed, in all threads."""
-        self.quiet, self.verbose = quiet, verbose
-
-
-TALK = Talk()
-"""What the options --quiet and --verbose of the running command say."""
+TALK = SimpleNamespace(config=None, quiet=False, verbose=False)
+"""The common options of the running command; with ``quiet``, it prints nothing but errors."""
 
 
 def emit(line: str) -> None:
@@ -86,12 +76,6 @@ def say(message: str, style: str = "bold") -> None:
     """Print a message to stderr, apart from the results; nothing with --quiet."""
     if not TALK.quiet:
         _say(message, style)
-
-
-def tell(message: str) -> None:
-    """Print a message to stderr with --verbose."""
-    if TALK.verbose:
-        _say(message, "dim")
 
 
 def _say(message: str, style: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
@@ -19,13 +17,9 @@ def templates(package: str) -> Environment:
     environment = Environment(
         loader=PackageLoader(package),
         autoescape=True,
-        finalize=_printable,
+        finalize=lambda value: value if isinstance(value, Markup) or not isinstance(value, str) else printable(value),
         undefined=StrictUndefined,
         trim_blocks=True,
     )
     environment.filters["printable"] = printable
     return environment
-
-
-def _printable(value: Any) -> Any:
-    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value

@@ -11,9 +11,6 @@ from camkit.errors import without_control
 from camkit.images.files import has_picture_suffix
 from camkit.kit.store import digest
 
-_LONGEST_STEM = 120
-"""The most bytes of a picture's name in the name of its drawing; most file systems allow 255 bytes in all."""
-
 
 def drawing_names(places: Mapping[Path, Path]) -> dict[Path, Path]:
     """Return for each picture the path of its drawings below the output folder, without the method.
@@ -64,6 +61,6 @@ def picture_name(path: Path) -> str:
     name = path.name.removesuffix(".jpg") or path.name
     name = path.name if has_picture_suffix(name) else name
     safe = without_control(name)
-    while len(os.fsencode(safe)) > _LONGEST_STEM:
+    while len(os.fsencode(safe)) > 120:  # most file systems allow 255 bytes for the whole name of a drawing
         safe = safe[:-1]
     return safe if safe == name else f"{safe}-{digest(name)[:8]}"

@@ -18,15 +18,8 @@ from scipy import stats
 RESAMPLES = 10_000
 """Bootstrap resamples: enough for p-values down to 1e-4 before ``p_above`` turns to the normal tail."""
 
-_MANY_GROUPS = 5_000
-"""Above this many groups, sums over resamples are drawn from a normal distribution, which they follow closely by then.
-Drawing group by group would take too long."""
-
 MIN_GROUPS = 5
 """Groups that a bootstrap interval needs. With one group the interval would have no width."""
-
-_NUMBERS_PER_CHUNK = 2_000_000
-"""Random numbers drawn at a time, to bound memory."""
 
 
 @dataclass(frozen=True)
@@ -121,14 +114,15 @@ def bootstrap_sums(
     np.add.at(sums, groups, rows)
     strata = np.zeros(count, dtype=int) if strata is None else strata
     rng = np.random.default_rng(list(seed))
-    if count > _MANY_GROUPS:
+    # The sums of many groups follow a normal distribution closely, and drawing group by group would take too long
+    if count > 5_000:
         members = [sums[strata == stratum] for stratum in np.unique(strata)]
         covariance = sum(len(own) * np.cov(own.T, bias=True) for own in members)
         return rng.multivariate_normal(sums.sum(0), covariance, resamples, method="eigh")
     sums = sums[np.argsort(strata, kind="stable")]  # now each stratum is a range of rows
     sizes = np.bincount(strata)
     size, first = (np.repeat(column, sizes) for column in (sizes, np.cumsum(sizes) - sizes))
-    step = max(1, _NUMBERS_PER_CHUNK // max(count, 1))
+    step = max(1, 2_000_000 // max(count, 1))  # random numbers drawn at a time, to bound memory
     drawn = np.empty((resamples, rows.shape[1]))
     for start in range(0, resamples, step):
         picks = first + (rng.random((min(step, resamples - start), count)) * size).astype(int)

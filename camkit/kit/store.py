@@ -21,23 +21,19 @@ from importlib.metadata import version
 from io import FileIO
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Generic, NamedTuple, Self, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from camkit.errors import InputError, OutputError, advice, refuse_pipe
+from camkit.errors import OutputError, advice, refuse, refuse_pipe
 from camkit.kit.wording import listed
 from camkit.models.loaded import LoadedModel
 from camkit.types import Preprocess
 
 Fingerprint = dict[str, str]
-
-_SAMPLE_SIZE = (331, 257)
-"""The size of the picture that shows what a preprocessing does: not square, and larger than most inputs."""
 
 
 def fingerprint(model: LoadedModel, **options: Any) -> Fingerprint:
@@ -125,7 +121,8 @@ def digest_of_preprocessing(preprocess: Preprocess | None) -> str:
     """Return a checksum of what a preprocessing makes of a picture: its settings may be anywhere in its code."""
     if preprocess is None:
         return "none"
-    noise = np.random.default_rng(0).integers(0, 256, (_SAMPLE_SIZE[1], _SAMPLE_SIZE[0], 3), np.uint8)
+    # Not square, and larger than most inputs
+    noise = np.random.default_rng(0).integers(0, 256, (257, 331, 3), np.uint8)
     results = [_tried(preprocess, Image.fromarray(noise)) for _ in range(2)]
     return results[0] if results[0] == results[1] else describe(type(preprocess))
 
@@ -150,11 +147,6 @@ Row = dict[str, Any]
 _STARTED = "store"
 """The key of the first row, which says how the rows are made; its value is the version of the format."""
 _FORMAT = 7
-_SYNC_SECONDS = 1.0
-"""How often the system is told to write to the disk itself. A kill loses nothing in between, but a power cut may."""
-
-
-Opened = TypeVar("Opened", bound="Store")
 
 
 class Store:
@@ -218,14 +210,14 @@ class Store:
     def _continue(self, path: Path, made_with: Fingerprint, instead: str) -> None:
         """Compare what decides the rows, count the damaged ones, and cut off an incomplete last line."""
         begun = started_with(path)
-        if not begun:
-            raise InputError(
-                f"{path} cannot be continued: its first line, which says how its rows were made, is damaged; {instead}"
-            )
-        if different := differences(begun["made_with"], made_with):
-            raise InputError(
-                f"{path} cannot be continued: it was made with different settings ({different}); {instead}"
-            )
+        different = differences(begun["made_with"], made_with) if begun else ""
+        refuse(
+            (
+                not begun,
+                f"{path} cannot be continued: its first line, which says how its rows were made, is damaged; {instead}",
+            ),
+            (different, f"{path} cannot be continued: it was made with different settings ({different}); {instead}"),
+        )
         self.folder = begun["folder"]
         complete = 0
         for line in _complete_lines(path):
@@ -252,8 +244,8 @@ class Store:
             written = 0
             while written < len(lines):
                 written += self._file.write(lines[written:]) or 0
-            if time.monotonic() - self._synced > _SYNC_SECONDS:
-                self._sync()
+            if time.monotonic() - self._synced > 1.0:  # a kill loses nothing in between, but a power cut may
+                self._sync(self._file)
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file.fileno(), before)  # half a line would make later lines unreadable
@@ -262,9 +254,8 @@ class Store:
                 f"and {advice('resume=True', '--resume')} continues from there"
             ) from error
 
-    def _sync(self) -> None:
-        assert self._file is not None
-        os.fsync(self._file.fileno())
+    def _sync(self, file: FileIO) -> None:
+        os.fsync(file.fileno())
         self._synced = time.monotonic()
 
     def delete(self) -> None:
@@ -272,13 +263,11 @@ class Store:
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
-    def __enter__(self: Opened) -> Opened:
+    def __enter__(self) -> Self:
         """Return the store itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the file and keep its rows."""
         self.close()
 
@@ -286,7 +275,7 @@ class Store:
         """Close the file and keep its rows."""
         if self._file is not None:
             with contextlib.suppress(OSError):  # nothing more can be done for the disk
-                self._sync()
+                self._sync(self._file)
             self._file.close()
         if self._lock is not None:
             with contextlib.suppress(OSError):
@@ -308,8 +297,7 @@ RowsOf: TypeAlias = Callable[[Sequence[Any]], Iterator[R]]
 """Computes the rows of some pictures, and yields each when it is finished."""
 
 
-@dataclass(frozen=True)
-class RowKind(Generic[R]):
+class RowKind(NamedTuple, Generic[R]):
     """A kind of rows: its name, and how its records become JSON and back."""
 
     name: str
@@ -322,14 +310,6 @@ class Journal(Store):
     @cached_property
     def _finished(self) -> dict[tuple[str, str], Row]:
         return {(row["kind"], row["name"]): row for row in self.rows()}
-
-    def keep(self, kind: RowKind[R], row: R) -> None:
-        """Write a row to disk.
-
-        Raises:
-            OutputError: as ``append``.
-        """
-        self.append([{"kind": kind.name, **kind.records.dump_python(row, mode="json")}])
 
     def complete(
         self, kind: RowKind[R], items: Sequence[Any], rows_of: RowsOf[R], progress: Callable[[int, int], None]
@@ -345,7 +325,7 @@ class Journal(Store):
         progress(len(rows), len(items))
         if todo:
             for row in rows_of(todo):
-                self.keep(kind, row)
+                self.append([{"kind": kind.name, **kind.records.dump_python(row, mode="json")}])
                 rows[row.name] = row
                 progress(len(rows), len(items))
         return {item.name: rows[item.name] for item in items if item.name in rows}

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 
-from camkit.errors import InputError, did_you_mean
+from camkit.errors import InputError, did_you_mean, refuse
 from camkit.options import Check, Data, Diagnose, Explain, Limits, Model, Run, options_of
 from camkit.options.toml import read_table
 
@@ -177,17 +177,13 @@ def settings_from(
         for key in keys
         if key not in known
     ]
-    if unknown:
-        raise InputError(_from(source, unknown[0]))
+    where = "" if source is None else f"{source}: "
+    refuse((unknown, where + "".join(unknown[:1])))
     try:
         return Settings.model_validate(table)
     except ValidationError as error:
         first = min(error.errors(), key=lambda detail: detail["type"] != "extra_forbidden")
-        raise InputError(_from(source, _sentence(first, named))) from error
-
-
-def _from(source: str | None, sentence: str) -> str:
-    return sentence if source is None else f"{source}: {sentence}"
+        raise InputError(where + _sentence(first, named)) from error
 
 
 def _sentence(error: Any, named: Callable[[str], str]) -> str:
@@ -198,13 +194,8 @@ def _sentence(error: Any, named: Callable[[str], str]) -> str:
     path += [str(part) for part in error["loc"][depth:] if isinstance(part, int)]
     setting = named(".".join(path))
     if error["type"] == "extra_forbidden":
-        known = (
-            list(Settings.model_fields)
-            if not path[1:]
-            else ["expect"]
-            if path[0] == "classes"
-            else [field.alias or name for name, field in Waiver.model_fields.items()]
-        )
+        section = Settings if not path[1:] else ClassSection if path[0] == "classes" else Waiver
+        known = [field.alias or name for name, field in section.model_fields.items()]
         return f"there is no setting {setting}{did_you_mean(path[-1], known)}"
     if error["type"] == "missing":
         return f"{setting} is missing"

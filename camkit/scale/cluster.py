@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import importlib
 import itertools
 import logging
 import math
@@ -19,14 +20,14 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, Unpack
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import nn
 
-from camkit.errors import CamkitError, InputError, ModelError, RunError, as_error, brief
+from camkit.errors import CamkitError, InputError, ModelError, RunError, as_error, brief, optional, refuse
 from camkit.explaining.explainer import explain_many
 from camkit.explaining.explanation import Explanation
 from camkit.images.read import from_array, open_picture
@@ -43,9 +44,6 @@ if TYPE_CHECKING:
 else:
     Dataset = Any
 
-_PIECES_PER_ACTOR, _MOST_PASSES = 8, 8
-"""The number of pieces for each actor, and the most passes of a piece. While the last actor finishes, the others are
-idle for at most an eighth of the time, and a lost worker costs its pieces."""
 _MOST_DEATHS = 4
 """An actor may die this many times, alone or with its node, until the run ends: pictures that need too much memory
 kill every actor."""
@@ -96,10 +94,9 @@ def explain_dataset(
             actors are raised as Ray raises them, as an instance of their own class too.
     """
     import_ray()
-    for name in ("config", "progress"):
-        if options.get(name) is not None:
-            raise InputError(f"a cluster takes no {name}; leave out {name}=")
     named = {name: options.pop(name, None) for name in ("preprocess", "labels", "device", "config", "progress")}  # type: ignore[misc]
+    here_only = [name for name in ("config", "progress") if named[name] is not None]
+    refuse(*((name, f"a cluster takes no {name}; leave out {name}=") for name in here_only))
     make = functools.partial(_made, model, preprocess=named["preprocess"], labels=named["labels"])
     loaded = make(device="cpu")
     if isinstance(model, (nn.Module, LoadedModel)):
@@ -127,8 +124,7 @@ def _made(model: Any, *, device: str | torch.device, preprocess: Any = None, lab
     return replace(loaded, module=(loaded.module if is_there else copy.deepcopy(loaded.module).to(device)).eval())
 
 
-@dataclass(frozen=True)
-class Pool:
+class Pool(NamedTuple):
     """The actors of a job.
 
     Attributes:
@@ -153,8 +149,8 @@ class Pool:
         Raises:
             InputError: a number is invalid, or no actor fits.
         """
-        if cpus <= 0 or (gpus is not None and gpus < 0) or (actors is not None and actors < 1):
-            raise InputError(f"actors, cpus and gpus must be positive, not {actors}, {cpus} and {gpus}")
+        wrong = cpus <= 0 or (gpus is not None and gpus < 0) or (actors is not None and actors < 1)
+        refuse((wrong, f"actors, cpus and gpus must be positive, not {actors}, {cpus} and {gpus}"))
         resources = import_ray().cluster_resources()
         cores, devices = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
         gpus = float(devices >= 1) if gpus is None else float(gpus)
@@ -163,12 +159,10 @@ class Pool:
         spared = max(1, math.floor(cores / 8)) if spare and actors is None else 0
         room = math.floor(devices / gpus if gpus else (cores - spared) / cpus)
         pool = cls(actors or max(1, room), cpus, gpus)
-        if room < pool.actors:
-            beside = f"; reading takes {spared} cores" if spared else ""
-            raise InputError(
-                f"the cluster has {cores:g} cores and {devices:g} GPUs, too few for {pool.actors} actors with "
-                f"{pool.gpus or pool.cpus:g} {'GPUs' if pool.gpus else 'cores'} each{beside}"
-            )
+        each = f"{gpus or cpus:g} {'GPUs' if gpus else 'cores'} each"
+        beside = f"; reading takes {spared} cores" if spared else ""
+        has = f"the cluster has {cores:g} cores and {devices:g} GPUs"
+        refuse((room < pool.actors, f"{has}, too few for {pool.actors} actors with {each}{beside}"))
         return pool
 
     @property
@@ -230,16 +224,16 @@ class Cluster:
             RunError: an actor dies again and again.
             Exception: whatever an actor raises.
         """
-        import pyarrow as pa  # noqa: PLC0415 - Ray Data needs it
-
         ray = import_ray()
-        wanted = math.ceil(len(items) / (self.pool.actors * _PIECES_PER_ACTOR * per_pass))
-        size = min(max(1, wanted), _MOST_PASSES) * per_pass
+        # A piece has at most 8 passes, and each actor gets 8 pieces or more. While the last actor finishes, the others
+        # are idle for at most an eighth of the time, and a lost worker costs its pieces.
+        wanted = math.ceil(len(items) / (self.pool.actors * 8 * per_pass))
+        size = min(max(1, wanted), 8) * per_pass
         pieces = [pickle.dumps(list(items[start : start + size])) for start in range(0, len(items), size)]
         if not pieces:
             return
-        fewer = replace(self, pool=replace(self.pool, actors=min(self.pool.actors, len(pieces))))
-        blocks = ray.data.from_arrow([pa.table({"piece": [piece]}) for piece in pieces])
+        fewer = replace(self, pool=self.pool._replace(actors=min(self.pool.actors, len(pieces))))
+        blocks = ray.data.from_arrow([arrow_table([{"piece": piece}]) for piece in pieces])
         results = fewer.mapped(blocks, functools.partial(_on_pieces, begin), batch_size=None, batch_format="pyarrow")
         results.context.execution_options.preserve_order = True
         try:
@@ -299,20 +293,13 @@ class _Actor:
         if not cluster.pool.gpus:
             torch.set_num_threads(max(1, int(cluster.pool.cpus)))
         loaded = cluster.make(device=str(cluster.device or cluster.pool.device))
-        here = fingerprint(loaded)
         # The parts of a fingerprint that must be the same on every node. A preprocessing may round differently on
         # another processor.
-        different = differences(
-            *(
-                {name: made[name] for name in ("version of camkit", "network", "weights", "labels")}
-                for made in (cluster.made_with, here)
-            )
-        )
-        if different:
-            raise ModelError(
-                f"the node {socket.gethostname()} has another {different} than the machine that started the job; give "
-                "all nodes the same files, or pass the model itself"
-            )
+        parts = ("version of camkit", "network", "weights", "labels")
+        there, here = ({name: made[name] for name in parts} for made in (cluster.made_with, fingerprint(loaded)))
+        different = differences(there, here)
+        node = f"the node {socket.gethostname()} has another {different} than the machine that started the job"
+        refuse((different, f"{node}; give all nodes the same files, or pass the model itself"), kind=ModelError)
         work: Work = begin(loaded)
         return work
 
@@ -321,17 +308,14 @@ def _on_pieces(begin: Callable[[LoadedModel], Work], model: LoadedModel) -> Work
     """Return a function that computes pieces, which come and go as bytes: Ray Data knows columns only."""
     work = begin(model)
 
-    def done(piece: bytes) -> Any:
-        """Return the result of a piece, or its error: Ray would drop earlier results that are still on their way."""
-        try:
-            return work(pickle.loads(piece))
-        except Exception as error:
-            return error
-
     def results(block: Any) -> Any:
-        import pyarrow as pa  # noqa: PLC0415 - Ray Data needs it
-
-        return pa.table({"result": [pickle.dumps(done(piece)) for piece in block.column("piece").to_pylist()]})
+        done = []
+        for piece in block.column("piece").to_pylist():
+            try:
+                done.append(pickle.dumps(work(pickle.loads(piece))))
+            except Exception as error:  # returned, since Ray would drop earlier results that are still on their way
+                done.append(pickle.dumps(error))
+        return arrow_table([{"result": result} for result in done])
 
     return results
 
@@ -360,11 +344,9 @@ def _on_batches(options: Mapping[str, Any], model: LoadedModel) -> Work:
 
 def _pictures(batch: Mapping[str, np.ndarray], unread: list[Failure]) -> Iterator[str | Image.Image]:
     """Yield the file of each picture, or the picture; note those that cannot be read."""
-    column = next((name for name in ("bytes", "image", "path") if name in batch), None)
-    if column is None:
-        raise InputError(
-            f"the dataset has the columns {', '.join(batch)}; camkit needs 'path', 'bytes' or 'image' with the pictures"
-        )
+    column = next((name for name in ("bytes", "image", "path") if name in batch), "")
+    needed = "camkit needs 'path', 'bytes' or 'image' with the pictures"
+    refuse((not column, f"the dataset has the columns {', '.join(batch)}; {needed}"))
     if column == "path":
         yield from map(str, batch["path"])
         return
@@ -416,19 +398,16 @@ def connected(address: str | None, *, quiet: bool = True) -> Iterator[None]:
 def _refuse_unreachable(address: str) -> None:
     """Try to connect, because Ray itself tries for minutes and prints a lot."""
     named = re.fullmatch(r"(?:ray://)?\[?([^/]+?)\]?:(\d+)", address)
-    if named is None:
-        # Ray's own names for the cluster that runs here, and for a new one
-        if address not in ("auto", "local"):
-            raise InputError(
-                f"{address!r} is not the address of a Ray cluster; pass auto, host:port or ray://host:port"
-            )
-        return
+    is_own = address in ("auto", "local")  # Ray's own names for the cluster that runs here, and for a new one
+    wrong = f"{address!r} is not the address of a Ray cluster; pass auto, host:port or ray://host:port"
+    refuse((named is None and not is_own, wrong))
     refusing = as_error(
         InputError, lambda error: f"no Ray cluster answers at {address}: {getattr(error, 'strerror', None) or error}"
     )
-    with refusing:
-        # How long to wait until a cluster answers
-        socket.create_connection((named[1], int(named[2])), 10.0).close()
+    if named is not None:
+        with refusing:
+            # How long to wait until a cluster answers
+            socket.create_connection((named[1], int(named[2])), 10.0).close()
 
 
 def import_ray() -> Any:
@@ -437,7 +416,5 @@ def import_ray() -> Any:
     Raises:
         InputError: it is not installed.
     """
-    with as_error(InputError, lambda _: "explaining on a cluster needs Ray: pip install 'camkit[ray]'"):
-        import ray  # noqa: PLC0415 - an extra, which only clusters need
-        import ray.data  # noqa: PLC0415
-    return ray
+    optional("ray.data", "explaining on a cluster needs Ray: pip install 'camkit[ray]'")
+    return importlib.import_module("ray")

@@ -1,7 +1,7 @@
 """Explains files and writes the drawings and a table, as a stream: memory does not grow with their number.
 
-A row of a picture passes three functions: ``_tasks`` computes its map, ``_written`` draws it into a file, ``_tabled``
-adds it to the table. Videos and animated pictures are explained frame by frame, and drawn as MP4 files.
+A picture passes three functions of ``Run``: ``_tasks`` computes its maps, ``_written`` draws each into a file,
+``_rows`` adds them to the table. Videos and animated pictures are explained frame by frame, and drawn as MP4 files.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import itertools
 import os
 import secrets
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeAlias
 
 import cv2
@@ -27,53 +26,228 @@ from camkit.drawing.figure import Caption, ColourScale, compose, fitted, side_wi
 from camkit.drawing.overlay import limited, render
 from camkit.engine.passes import cores_of_a_pass
 from camkit.engine.streams import Task, in_order
-from camkit.errors import CamkitError, ImageError, InputError, OutputError, RunError, TargetError, advice, as_error
+from camkit.errors import (
+    CamkitError,
+    ImageError,
+    OutputError,
+    RunError,
+    TargetError,
+    advice,
+    as_error,
+    refuse,
+)
 from camkit.explaining.explainer import explain_many
 from camkit.explaining.explanation import Explanation
 from camkit.images.files import names_file, write_picture
-from camkit.images.listing import FoundPicture, Pictures
+from camkit.images.listing import FoundPicture
 from camkit.images.read import is_video, opened_video, quiet_decoders
 from camkit.models import device_of, usual_batch_size
 from camkit.models.loaded import LoadedModel
 from camkit.models.modules import ClipPreprocess
-from camkit.scale.job import Job, Scales, Written
+from camkit.scale.job import Job, Written
 from camkit.scale.table import Bundle, Table, row_of, row_of_failure
 from camkit.types import ClipFrame, Failure, Pixels, Status
 
-Explained: TypeAlias = Callable[[Iterable[Image.Image | Path]], Iterator[Explanation | Failure]]
-"""Explains pictures as a stream, one row for each, with a Failure for a picture without the target."""
+Stream: TypeAlias = Callable[..., Iterator[Any]]
+"""Explains pictures, and yields Explanations, and Failures of pictures without the target; its argument ``on_pass`` is
+called before the rows of each pass."""
+Scales: TypeAlias = dict[tuple[str, str], ColourScale]
+"""The scales that reach to the largest value of all maps: one for each layer and method, whose units differ."""
+Result: TypeAlias = Written | Failure
+"""What becomes of a picture and target, or of a video."""
 
 
-def _frames_of(video: Path, every: int) -> Iterator[Image.Image]:
-    """Yield every ``every``-th frame of a video, up to where it breaks off."""
-    with opened_video(video, every) as opened, contextlib.suppress(ImageError):
-        yield from _noted(video, opened.frames, deque(maxlen=0))
+def _scales_of(rows: Iterable[Explanation | Failure]) -> Scales:
+    scales: Scales = {}
+    for row in rows:
+        if isinstance(row, Explanation):
+            key = row.layer, row.method
+            scales[key] = row.colour_scale("each").with_more(scales.get(key))
+    return scales
 
 
-def draw(found: FoundPicture, job: Job, explained: Explained, *, is_clip: bool = False) -> Written | Failure:
-    """Explain a video and draw it; of a model of clips, the frames that the model saw. An error becomes a Failure."""
-    video = str(found.path)
-    if job.has_several_targets:
-        return Failure(video, InputError(f"{video} is a video, and a video shows one target"))
-    try:
-        return (_draw_clip if is_clip else _draw_video)(found, job, explained)
-    except CamkitError as error:
-        return Failure(video, error)
+class _Undrawn(Failure):
+    """A picture that was explained, but could not be drawn."""
 
 
-def _draw_video(found: FoundPicture, job: Job, explained: Explained) -> Written:
+class Run(Iterator[Result], AbstractContextManager["Run"]):
+    """Explains picture files and writes one drawing per picture and target into a folder; yields what was written.
+
+    Reading, computing, drawing and writing overlap. The pictures are listed while they are explained, and memory grows
+    neither with their number nor with their size. A picture that cannot be read, or a drawing that cannot be written,
+    becomes a Failure in its place. A video or an animated picture becomes one drawn video; videos follow the pictures.
+    With a table, a video is a Failure, and the first frame of an animated picture is explained.
+
+    The name of a drawing consists of its picture's name, the method and, if the caller chose them, the layer and the
+    target. A drawing of that name is replaced; a file that camkit did not draw is not. As a context, it ends the run,
+    and writes what is finished into the table.
+
+    Args:
+        model: a model from ``camkit.load_model``.
+        job: the pictures, how they are explained and drawn, and where the results go.
+        elsewhere: explains the pictures, such as ``Cluster.explain``; None explains them in this process.
+
+    Attributes:
+        videos: the videos that were found among the pictures.
+        skipped: the pictures that were left out because the table has them.
+        failed_before: the skipped pictures for which the table has only errors.
+
+    Raises:
+        InputError: something in the call is wrong, or the table belongs to a run with other settings. In these cases,
+            nothing has been computed.
+        OutputError: while it runs: the table cannot be written.
+    """
+
+    def __init__(self, model: LoadedModel, job: Job, *, elsewhere: Stream | None = None) -> None:
+        options, how, results = job.arguments(), job.how, job.results
+        if how.batch_size is None:
+            options["batch_size"] = usual_batch_size(device_of(model.module))
+        self._batch_size: int = options["batch_size"]
+        self._here: Stream = functools.partial(explain_many, model, on_error="yield", **options)
+        self._here([])  # checks the arguments
+        self._stream = self._here if elsewhere is None else functools.partial(elsewhere, **options)
+        self._job = job
+        self._is_clip = isinstance(model.preprocess, ClipPreprocess)
+        self._table = self._bundle = None
+        if results.table is not None:
+            overwritten = how.overwrite and not results.resume
+            self._table = Table(results.table, job.fingerprint(model), resume=results.resume, overwrite=overwritten)
+        if results.bundle is not None:
+            self._bundle = Bundle(results.bundle, job.fingerprint(model), overwrite=how.overwrite)
+        self._pending: deque[FoundPicture] = deque()
+        self._passes: deque[int] = deque()  # of the rows that are being drawn, in their order
+        self.videos: list[FoundPicture] = []
+        self.skipped = self.failed_before = 0
+        self._finished = self._rows()
+
+    def __next__(self) -> Result:
+        """Return the next row when it is finished."""
+        return next(self._finished)
+
+    def __exit__(self, *error: object) -> None:
+        """End the run."""
+        self._finished.close()
+
+    def _rows(self) -> Generator[Result, None, None]:
+        """Yield all rows. Each explanation goes into the bundle too, whose manifest lists what was finished.
+
+        The rows of a pass go into the table together when it is complete. A picture that lacks a drawing is not
+        finished, so none of its rows is added.
+        """
+        workers = max(2, min(4, os.cpu_count() or 1))  # threads that draw and write
+        # The most explanations that may wait to be drawn, and the most bytes of their pictures, so that memory stays
+        # bounded. The bytes suffice for small pictures, or for a photo of 12 megapixels.
+        ahead, most, cores = max(64, 2 * self._batch_size), 72 * 2**20, cores_of_a_pass()
+        written = in_order(self._tasks(), workers=workers, ahead=ahead, prompt=True, most=most, cores=cores)
+        try:
+            with self._table or contextlib.nullcontext():
+                for _, of_pass in itertools.groupby(written, key=lambda _: self._passes.popleft()):
+                    rows: list[Result] = []
+                    for row in of_pass:
+                        if self._table is not None:
+                            rows.append(row)
+                        yield self._bundled(row)
+                    if self._table is not None:
+                        undrawn = {row.source for row in rows if isinstance(row, _Undrawn)}
+                        whole = [row for row in rows if row.source not in undrawn]
+                        self._table.append(
+                            [row_of_failure(row) if isinstance(row, Failure) else row.row or {} for row in whole]
+                        )
+            for found in self.videos if self._job.out is not None else ():
+                yield self._bundled(self._draw(found))
+        finally:
+            if self._bundle is not None:
+                self._bundle.close()
+
+    def _bundled(self, row: Result) -> Result:
+        if self._bundle is not None:
+            if isinstance(row, Failure):
+                self._bundle.fail(row)
+            elif row.video is None:
+                self._bundle.add(row.explanation, row.drawing)
+        return row
+
+    def _paths(self) -> Iterator[Path]:
+        """List the pictures that are not finished."""
+        for found in self._job.pictures:
+            failed = None if self._table is None else self._table.failed(found.path)
+            if failed is not None:
+                self.skipped, self.failed_before = self.skipped + 1, self.failed_before + failed
+            elif self._table is None and is_video(found.path):
+                self.videos.append(found)
+            else:
+                self._pending.append(found)
+                yield found.path
+
+    def _tasks(self) -> Iterator[Task[Result]]:
+        """Explain the pictures that are not finished, and yield the work of drawing each row.
+
+        ``rank`` is the place of a row among those of its picture, from 1.
+        """
+        scales: Scales = {}
+        if self._job.how.scale == "shared" and self._job.out is not None:
+            every = (found.path for found in self._job.pictures)
+            scales = _scales_of(self._stream(path for path in every if self._table is not None or not is_video(path)))
+        rank, source, number = 0, "", 0
+
+        def on_pass() -> None:
+            nonlocal number
+            number += 1
+
+        for row in self._stream(self._paths(), on_pass=on_pass):
+            rank, source = 1 if row.source != source else rank + 1, row.source
+            while str(self._pending[0].path) != source:  # rows come in the order of the pictures
+                self._pending.popleft()
+            shown = row.shown if isinstance(row, Explanation) and rank == 1 else None
+            size = bytes_of(shown) if isinstance(shown, Image.Image) else 0
+            self._passes.append(number)
+            draw = functools.partial(self._written, row, self._pending[0], rank, scales)
+            yield Task(draw, in_thread=True, size=size)
+
+    def _written(self, explanation: Explanation | Failure, found: FoundPicture, rank: int, scales: Scales) -> Result:
+        """Draw an explanation into a file."""
+        if isinstance(explanation, Failure):
+            return explanation
+        job = self._job
+        drawing, file, scale = job.drawing(scales.get((explanation.layer, explanation.method))), None, None
+        try:
+            name = job.file_for(explanation, found, rank, job.suffix_for(explanation.source))
+            if job.out is not None:
+                file, name = name, name.relative_to(job.folder)
+                write_picture(file, explanation.overlay(**drawing))
+                scale = explanation.colour_scale(drawing["scale"]) if explanation.status == "ok" else None
+            row = None if self._table is None else row_of(explanation, file)
+        except CamkitError as error:
+            return _Undrawn(explanation.source, error)
+        except Exception as error:
+            return _Undrawn(explanation.source, RunError(f"it could not be drawn: {type(error).__name__}: {error}"))
+        return Written(explanation.released(found.path), file, scale, name, drawing, row)
+
+    def _draw(self, found: FoundPicture) -> Result:
+        """Explain a video and draw it; of a model of clips, the frames that the model saw."""
+        video = str(found.path)
+        try:
+            refuse((self._job.has_several_targets, f"{video} is a video, and a video shows one target"))
+            # The most frames in one pass. A frame stays in memory until it is drawn, and a 4K frame takes 25 MB.
+            explained = functools.partial(self._here, batch_size=min(self._batch_size, 8))
+            return (_draw_clip if self._is_clip else _draw_video)(found, self._job, explained)
+        except CamkitError as error:
+            return Failure(video, error)
+
+
+def _draw_video(found: FoundPicture, job: Job, explained: Stream) -> Written:
     """Explain every ``job.every``-th frame of a video, and write the drawn frames as an MP4 file of the same speed.
 
     A frame without the target, for example without a box of that class, is written without heat. If the video breaks
     off, what was read is written, and the row says so.
     """
     video, every = found.path, job.how.every
-    scales = Scales(explained(_frames_of(video, every)) if job.how.scale == "shared" else ())
+    scales = _scales_of(explained(_frames_of(video, every)) if job.how.scale == "shared" else ())
     labels: Counter[str] = Counter()
     statuses: set[Status] = set()
     first: Explanation | None = None
     absent: Failure | None = None
-    problem = ""
+    more: dict[str, str] = {}
     with opened_video(video, every) as opened, _VideoFile(job.folder, opened.rate / every) as file:
         waiting: deque[Pixels] = deque()
         try:
@@ -83,7 +257,7 @@ def _draw_video(found: FoundPicture, job: Job, explained: Explained) -> Written:
                     first = first or row
                     labels[row.name] += 1
                     statuses.add(row.status)
-                    file.write(_frame(row, job.drawing(scales.of(row.layer, row.method))))
+                    file.write(_frame(row, job.drawing(scales.get((row.layer, row.method)))))
                 elif isinstance(row.error, TargetError):
                     absent = row
                     file.write(_without_target(pixels, str(row.error), job.drawing()))
@@ -92,13 +266,12 @@ def _draw_video(found: FoundPicture, job: Job, explained: Explained) -> Written:
         except ImageError as error:
             if first is None:
                 raise
-            problem = str(error)
+            more["error"] = str(error)
         if first is None:
             assert absent is not None
             raise absent.error
         status: Status = "ok" if "ok" in statuses else first.status
-        scale = scales.of(first.layer, first.method) if status == "ok" else None
-        more = {"error": problem} if problem else {}
+        scale = scales.get((first.layer, first.method)) if status == "ok" else None
         return _finished(file, found, job, first, scale, status=status, labels=dict(labels.most_common()), **more)
 
 
@@ -112,11 +285,10 @@ def _finished(
     return Written(row, written, scale, video=drawn)
 
 
-def _draw_clip(found: FoundPicture, job: Job, explained: Explained) -> Written:
+def _draw_clip(found: FoundPicture, job: Job, explained: Stream) -> Written:
     """Explain a video with a model of clips, and draw the frames that the model saw, as an MP4 file and as a sheet."""
-    if job.how.every > 1:
-        rest = advice("leave out every", "leave out --every")
-        raise InputError(f"a model of clips chooses the frames itself; {rest}")
+    leave_out = advice("leave out every", "leave out --every")
+    refuse((job.how.every > 1, f"a model of clips chooses the frames itself; {leave_out}"))
     (row,) = explained([found.path])
     if isinstance(row, Failure):
         raise row.error
@@ -177,9 +349,7 @@ class _VideoFile(AbstractContextManager["_VideoFile"]):
         self._unfinished = folder / f".camkit-{secrets.token_hex(8)}.mp4"
         self._writer: Any = None
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._writer is not None:
             self._writer.release()
         self._unfinished.unlink(missing_ok=True)
@@ -221,200 +391,7 @@ class _VideoFile(AbstractContextManager["_VideoFile"]):
             self._unfinished.replace(file)
 
 
-_MOST_UNWRITTEN = 64
-_MOST_UNWRITTEN_BYTES = 72 * 2**20
-"""The most explanations that may wait to be drawn, and the most bytes of their pictures, so that memory stays bounded.
-The bytes suffice for small pictures, or for a photo of 12 megapixels."""
-
-Stream: TypeAlias = Callable[..., Iterator[Any]]
-"""Explains picture files, and yields Explanations and Failures; its argument ``on_pass`` is called before the
-rows of each pass."""
-
-
-Result: TypeAlias = Written | Failure
-"""What becomes of a picture and target, or of a video."""
-
-
-class _Undrawn(Failure):
-    """A picture that was explained, but could not be drawn."""
-
-
-def explain_files(model: LoadedModel, job: Job, *, elsewhere: Stream | None = None) -> Run:
-    """Explain picture files and write one drawing per picture and target into a folder; videos follow the pictures.
-
-    Reading, computing, drawing and writing overlap. The pictures are listed while they are explained, and memory grows
-    neither with their number nor with their size. A picture that cannot be read, or a drawing that cannot be written,
-    becomes a Failure in its place. A video or an animated picture becomes one drawn video. With a table, a video is a
-    Failure, and the first frame of an animated picture is explained.
-
-    The name of a drawing consists of its picture's name, the method and, if the caller chose them, the layer and the
-    target. A drawing of that name is replaced; a file that camkit did not draw is not.
-
-    Args:
-        model: a model from ``camkit.load_model``.
-        job: the pictures, how they are explained and drawn, and where the results go.
-        elsewhere: explains the pictures, such as ``Cluster.explain``; None explains them in this process.
-
-    Raises:
-        InputError: something in the call is wrong, or the table belongs to a run with other settings. In these cases,
-            nothing has been computed.
-        OutputError: while it runs: the table cannot be written.
-    """
-    options, given = job.arguments(), job.how.batch_size
-    size = options["batch_size"] = usual_batch_size(device_of(model.module)) if given is None else given
-    here = functools.partial(explain_many, model, on_error="yield", **options)
-    here([])  # checks the arguments
-    results, overwrite, table, bundle = job.results, job.how.overwrite, None, None
-    if results.table is not None:
-        overwritten = overwrite and not results.resume
-        table = Table(results.table, job.fingerprint(model), resume=results.resume, overwrite=overwritten)
-    if results.bundle is not None:
-        bundle = Bundle(results.bundle, job.fingerprint(model), overwrite=overwrite)
-    run = Run(job.pictures, table)
-    stream = functools.partial(elsewhere or functools.partial(explain_many, model, on_error="yield"), **options)
-
-    def find_scales() -> Scales:
-        measured: Stream = here if elsewhere is None else stream  # its rows are needed, so no photo comes later
-        return Scales(measured(run.all()) if job.how.scale == "shared" and job.out is not None else ())
-
-    tasks, ahead = _tasks(stream, run, find_scales, job), max(_MOST_UNWRITTEN, 2 * size)
-    most, cores = _MOST_UNWRITTEN_BYTES, cores_of_a_pass()
-    # Threads that draw and write
-    written = in_order(
-        tasks, workers=max(2, min(4, os.cpu_count() or 1)), ahead=ahead, prompt=True, most=most, cores=cores
-    )
-    rows = (row for row, _ in written) if table is None else _tabled(written, table)
-    # The most frames in one pass. A frame stays in memory until it is drawn, and a 4K frame takes 25 MB.
-    of_frames = functools.partial(here, batch_size=min(size, 8))
-    is_clip = isinstance(model.preprocess, ClipPreprocess)
-    videos = (draw(found, job, of_frames, is_clip=is_clip) for found in run.videos if job.out is not None)
-    run.rows = _everything([rows, videos], bundle)
-    return run
-
-
-def _everything(parts: Sequence[Generator[Result, None, None]], bundle: Bundle | None) -> Generator[Result, None, None]:
-    """Pass rows on, part by part; each explanation goes into the bundle too, whose manifest lists what was finished."""
-    try:
-        for row in itertools.chain.from_iterable(parts):
-            if bundle is not None:
-                if isinstance(row, Failure):
-                    bundle.fail(row)
-                elif row.video is None:
-                    bundle.add(row.explanation, row.drawing)
-            yield row
-    finally:
-        for rows in parts:
-            rows.close()
-        if bundle is not None:
-            bundle.close()
-
-
-class Run(Iterator[Result], AbstractContextManager["Run"]):
-    """The rows of a run, each when it is finished; a context that ends the run.
-
-    Attributes:
-        rows: the rows. When they are closed, what is finished is written into the table.
-        videos: the videos that were found among the pictures, which are explained last.
-        skipped: the pictures that were left out because the table has them.
-        failed_before: the skipped pictures for which the table has only errors.
-    """
-
-    def __init__(self, pictures: Pictures, table: Table | None) -> None:
-        self.rows: Generator[Result, None, None]
-        self._pictures, self._table = pictures, table
-        self._pending: deque[FoundPicture] = deque()
-        self.videos: list[FoundPicture] = []
-        self.skipped = self.failed_before = 0
-
-    def __next__(self) -> Result:
-        """Return the next row."""
-        return next(self.rows)
-
-    def __exit__(self, *error: object) -> None:
-        """End the run."""
-        self.rows.close()
-
-    def paths(self) -> Iterator[Path]:
-        """List the pictures that are not finished."""
-        for found in self._pictures:
-            failed = None if self._table is None else self._table.failed(found.path)
-            if failed is not None:
-                self.skipped, self.failed_before = self.skipped + 1, self.failed_before + failed
-            elif self._table is None and is_video(found.path):
-                self.videos.append(found)
-            else:
-                self._pending.append(found)
-                yield found.path
-
-    def all(self) -> Iterator[Path]:
-        """List all pictures, including the finished ones, but no videos."""
-        return (found.path for found in self._pictures if self._table is not None or not is_video(found.path))
-
-    def of(self, source: str) -> FoundPicture:
-        """Return the picture of a row; rows come in the order of the pictures."""
-        while str(self._pending[0].path) != source:
-            self._pending.popleft()
-        return self._pending[0]
-
-
-def _tasks(
-    stream: Stream, run: Run, find_scales: Callable[[], Scales], job: Job
-) -> Iterator[Task[tuple[Written | Failure, int]]]:
-    """Explain the pictures that are not finished, and yield the work of drawing each row, with the number of its pass.
-
-    ``rank`` is the place of a row among those of its picture, from 1.
-    """
-    scales = find_scales()
-    rank, source, number = 0, "", 0
-
-    def on_pass() -> None:
-        nonlocal number
-        number += 1
-
-    for row in stream(run.paths(), on_pass=on_pass):
-        rank, source = 1 if row.source != source else rank + 1, row.source
-        shown = row.shown if isinstance(row, Explanation) and rank == 1 else None
-        size = bytes_of(shown) if isinstance(shown, Image.Image) else 0
-        task = functools.partial(_written, row, run.of(source), rank, scales, job)
-        yield Task(functools.partial(_with_number, task, number), in_thread=True, size=size)
-
-
-def _with_number(task: Callable[[], Written | Failure], number: int) -> tuple[Written | Failure, int]:
-    return task(), number
-
-
-def _written(
-    explanation: Explanation | Failure, found: FoundPicture, rank: int, scales: Scales, job: Job
-) -> Written | Failure:
-    """Draw an explanation into a file."""
-    if isinstance(explanation, Failure):
-        return explanation
-    drawing, file, scale = job.drawing(scales.of(explanation.layer, explanation.method)), None, None
-    try:
-        name = job.file_for(explanation, found, rank, job.suffix_for(explanation.source))
-        if job.out is not None:
-            file, name = name, name.relative_to(job.folder)
-            write_picture(file, explanation.overlay(**drawing))
-            scale = explanation.colour_scale(drawing["scale"]) if explanation.status == "ok" else None
-        row = None if job.results.table is None else row_of(explanation, file)
-    except CamkitError as error:
-        return _Undrawn(explanation.source, error)
-    except Exception as error:
-        return _Undrawn(explanation.source, RunError(f"it could not be drawn: {type(error).__name__}: {error}"))
-    return Written(explanation.released(found.path), file, scale, name, drawing, row)
-
-
-def _tabled(written: Iterator[tuple[Written | Failure, int]], table: Table) -> Generator[Written | Failure, None, None]:
-    """Pass rows on, and add the rows of each pass to the table when it is complete.
-
-    A picture that lacks a drawing is not finished, so none of its rows is added.
-    """
-    with table:
-        for _, of_pass in itertools.groupby(written, key=lambda item: item[1]):
-            rows: list[Written | Failure] = []
-            for row, _ in of_pass:
-                rows.append(row)
-                yield row
-            undrawn = {row.source for row in rows if isinstance(row, _Undrawn)}
-            whole = [row for row in rows if row.source not in undrawn]
-            table.append([row_of_failure(row) if isinstance(row, Failure) else row.row or {} for row in whole])
+def _frames_of(video: Path, every: int) -> Iterator[Image.Image]:
+    """Yield every ``every``-th frame of a video, up to where it breaks off."""
+    with opened_video(video, every) as opened, contextlib.suppress(ImageError):
+        yield from _noted(video, opened.frames, deque(maxlen=0))

@@ -5,15 +5,14 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from camkit.drawing import overlay
 from camkit.drawing.encode import JPEG_SUFFIXES
 from camkit.drawing.figure import ColourScale
-from camkit.errors import InputError, OutputError, advice
+from camkit.errors import OutputError, advice, refuse
 from camkit.explaining.explanation import Explanation
 from camkit.images.files import check_folder, is_drawing, names_file, refuse_input, refuse_other_file
 from camkit.images.listing import FoundPicture, Pictures
@@ -25,41 +24,7 @@ from camkit.methods import AUTO, find_method
 from camkit.models.loaded import LoadedModel
 from camkit.options import Explain, Results
 from camkit.targets.scores import Expands
-from camkit.types import Failure, Progress
-
-_LONGEST_SLUG = 30
-"""The most characters of a layer's or a target's name in the name of a drawing."""
-
-_PHOTOGRAPHIC = ("overlay", "side-by-side")
-"""The styles whose drawings are mainly the picture itself, at its own size."""
-
-
-class Scales:
-    """The scales that reach to the largest value of all maps: one for each layer and method, whose units differ."""
-
-    def __init__(self, rows: Iterable[Explanation | Failure] = ()) -> None:
-        self._scales: dict[tuple[str, str], ColourScale] = {}
-        for row in rows:
-            if isinstance(row, Explanation):
-                key = row.layer, row.method
-                self._scales[key] = row.colour_scale("each").with_more(self._scales.get(key))
-
-    def of(self, layer: str, method: str) -> ColourScale | None:
-        """Return the scale of a layer and a method; None if there is none."""
-        return self._scales.get((layer, method))
-
-
-def check_drawing(how: Explain) -> None:
-    """Check the options for drawing.
-
-    Raises:
-        InputError: one is unknown or out of range.
-    """
-    if how.max_side < 0:
-        raise InputError(
-            f"--max-side takes a number of pixels, or 0 to keep the size of the pictures, not {how.max_side}"
-        )
-    overlay.check(how.style, how.colormap, how.alpha)
+from camkit.types import Progress
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,16 +99,35 @@ class Job:
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
-        check_drawing(self.how)
-        if self.how.every < 1:
-            raise InputError(f"every must be a number of frames, at least 1, not {self.how.every}")
-        if self._video is not None and self.has_several_targets:
-            raise InputError(f"{self._video} is a video, and a video shows one target; explain the targets one by one")
-        if self.out is not None:
-            refuse_other_file(self.out)
-            if names_file(self.out):
-                self._check_one_file(self.out)
-            check_folder(self.folder)
+        how, several = self.how, self.has_several_targets
+        named = () if self.results.table else self.pictures.named()  # with a table, videos are not explained
+        video = next((found.path for found in named if is_video(found.path)), None)
+        refuse(
+            (how.every < 1, f"every must be a number of frames, at least 1, not {how.every}"),
+            (
+                video is not None and several,
+                f"{video} is a video, and a video shows one target; explain the targets one by one",
+            ),
+        )
+        if self.out is None:
+            return
+        refuse_other_file(self.out)
+        if names_file(self.out):  # then there is one drawing, of another file, and the file has its type
+            first, suffix = self.pictures.first(2), self.out.suffix.lower()
+            what = "several targets" if several else f"{self.pictures.count()} pictures" if len(first) != 1 else ""
+            slide = "; or draw one slide with --style slide" if several else ""
+            of_format = {"png": (".png",), "jpg": JPEG_SUFFIXES}.get(how.format or "", (suffix,))
+            refuse(
+                (what, f"{self.out} is one file, but there are {what}; name a folder{slide}"),
+                (
+                    (suffix == ".mp4") != (video is not None),
+                    f"{self.out} must end in .mp4 for a video, and in a type of picture such as .png for a picture",
+                ),
+            )
+            refuse_input(self.out, first)
+            other = "the format of the drawing; choose another name or format"
+            refuse((video is None and suffix not in of_format, f"{self.out} does not end in .{how.format}, {other}"))
+        check_folder(self.folder)
 
     @property
     def out(self) -> Path | None:
@@ -169,29 +153,8 @@ class Job:
         Everything else becomes PNG, which keeps the edges of text and colours sharp.
         """
         is_jpeg = os.path.splitext(picture)[1].lower() in JPEG_SUFFIXES  # noqa: PTH122 - a source may be no path
-        return f".{self.how.format or ('jpg' if is_jpeg and self.how.style in _PHOTOGRAPHIC else 'png')}"
-
-    @functools.cached_property
-    def _video(self) -> Path | None:
-        """The first video that was named; with a table, videos are not explained."""
-        named = () if self.results.table else self.pictures.named()
-        return next((found.path for found in named if is_video(found.path)), None)
-
-    def _check_one_file(self, out: Path) -> None:
-        """Refuse a file for the drawings unless there is one drawing, of another file, and the file has its type."""
-        chosen, is_video = self.how.format, self._video is not None
-        if self.has_several_targets or len(self.pictures.first(2)) != 1:
-            what = "several targets" if self.has_several_targets else f"{self.pictures.count()} pictures"
-            slide = "; or draw one slide with --style slide" if self.has_several_targets else ""
-            raise InputError(f"{out} is one file, but there are {what}; name a folder{slide}")
-        suffix = out.suffix.lower()
-        if (suffix == ".mp4") != is_video:
-            raise InputError(f"{out} must end in .mp4 for a video, and in a type of picture such as .png for a picture")
-        refuse_input(out, self.pictures.first(1))
-        if chosen is not None and not is_video and suffix not in (JPEG_SUFFIXES if chosen == "jpg" else (".png",)):
-            raise InputError(
-                f"{out} does not end in .{chosen}, the format of the drawing; choose another name or format"
-            )
+        is_photo = is_jpeg and self.how.style in ("overlay", "side-by-side")  # at the picture's own size
+        return f".{self.how.format or ('jpg' if is_photo else 'png')}"
 
     @property
     def folder(self) -> Path:
@@ -225,8 +188,8 @@ class Job:
         if self.out is None:
             return free_file(Path(), name, words, suffix, overwrite=True)
         file = free_file(self.out, name, words, suffix, overwrite=self.how.overwrite)
-        if os.path.lexists(file) and file in self.pictures:
-            raise OutputError(f"{file} is itself a picture or video to explain; choose another folder")
+        is_input = os.path.lexists(file) and file in self.pictures
+        refuse((is_input, f"{file} is itself a picture or video to explain; choose another folder"), kind=OutputError)
         return file
 
     @property
@@ -262,11 +225,9 @@ def free_file(out: Path, name: Path, words: Sequence[str], suffix: str = ".png",
         OutputError: there is such a file, and the drawing may not replace it.
     """
     file = out if names_file(out) else out / name.parent / f"{'.'.join([name.name, *words])}{suffix}"
-    if not overwrite and os.path.lexists(file) and not is_drawing(file):
-        raise OutputError(
-            f"{file} exists already, and camkit did not draw it; name another file or folder, or pass "
-            + advice("overwrite=True", "--overwrite")
-        )
+    is_foreign = not overwrite and os.path.lexists(file) and not is_drawing(file)
+    instead = "name another file or folder, or pass " + advice("overwrite=True", "--overwrite")
+    refuse((is_foreign, f"{file} exists already, and camkit did not draw it; {instead}"), kind=OutputError)
     return file
 
 
@@ -274,4 +235,4 @@ def slug(text: str) -> str:
     """Return text as a part of a file's name: letters, digits, dots and hyphens; long text ends in a checksum."""
     text = re.sub(r"^- ", "minus ", text)  # the sign of a direction
     plain = re.sub(r"[^\w.-]+", "-", text).strip("-.") or "target"
-    return plain if len(plain) <= _LONGEST_SLUG else f"{plain[:_LONGEST_SLUG]}-{digest(text)[:8]}"
+    return plain if len(plain) <= 30 else f"{plain[:30]}-{digest(text)[:8]}"

@@ -11,15 +11,14 @@ import cv2
 import numpy as np
 
 from camkit.drawing.encode import size_within
-from camkit.errors import InputError, as_error
+from camkit.errors import optional, refuse
 from camkit.explaining.explainer import Explainer
 from camkit.explaining.explanation import Explanation
 from camkit.targets import TargetLike
 from camkit.targets.scores import Expands
 from camkit.types import Failure
 
-_LARGEST_SIDE = 256
-"""Pixels of a stored heatmap's longer side: finer than the model's grid, and small enough for the database."""
+_NEEDS = "datasets of FiftyOne need its package: pip install fiftyone"
 
 
 def explain_samples(
@@ -43,11 +42,11 @@ def explain_samples(
     Raises:
         InputError: FiftyOne is not installed, the samples are not pictures, or there are several targets.
     """
-    fo = _fiftyone()
-    if isinstance(target, (list, tuple, Expands)):
-        raise InputError("a field holds one heatmap: pass one target, and for others call again with another field")
-    if samples.media_type not in ("image", None):
-        raise InputError(f"the samples must be pictures, not of the media type {samples.media_type!r}")
+    fo = optional("fiftyone", _NEEDS)
+    several = "a field holds one heatmap: pass one target, and for others call again with another field"
+    other = f"the samples must be pictures, not of the media type {samples.media_type!r}"
+    has_several = isinstance(target, (list, tuple, Expands))
+    refuse((has_several, several), (samples.media_type not in ("image", None), other))
     numbers, files = samples.values(["id", "filepath"])
     rows = explainer.stream(files, target, on_error="yield")
     written = 0
@@ -77,7 +76,7 @@ def add_verdicts(samples: Any, report: Mapping[str, Any], folder: str | Path, *,
     Returns:
         The number of samples that were among the checked pictures.
     """
-    fo = _fiftyone()
+    fo = optional("fiftyone", _NEEDS)
     images = {(Path(folder) / image["name"]).resolve(): image for image in report["images"]}
     written = 0
     for sample in samples.iter_samples(autosave=True):
@@ -103,8 +102,8 @@ def _fields(fo: Any, row: Explanation | Failure) -> dict[str, Any]:
     if row.box is None:
         return {**fields, "error": "the preprocessing warps the picture, so its heat has no place on it"}
     heat = row.heatmap_on_picture()
-    if max(heat.shape) > _LARGEST_SIDE:
-        heat = np.asarray(cv2.resize(heat, size_within(heat.shape, _LARGEST_SIDE)[::-1], interpolation=cv2.INTER_AREA))
+    if max(heat.shape) > 256:  # finer than the model's grid, and small enough for the database
+        heat = np.asarray(cv2.resize(heat, size_within(heat.shape, 256)[::-1], interpolation=cv2.INTER_AREA))
     return {**fields, "heat": fo.Heatmap(map=heat, range=[0, 1], **row.values())}
 
 
@@ -116,10 +115,3 @@ def _answer(fo: Any, row: Explanation) -> Any:
     left, top, right, bottom = row.detection
     corners = [left / width, top / height, (right - left) / width, (bottom - top) / height]
     return fo.Detection(bounding_box=corners, **said)
-
-
-def _fiftyone() -> Any:
-    """Import FiftyOne."""
-    with as_error(InputError, lambda _: "datasets of FiftyOne need its package: pip install fiftyone"):
-        import fiftyone  # noqa: PLC0415 - optional
-    return fiftyone

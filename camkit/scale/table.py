@@ -21,12 +21,23 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import MISSING, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from camkit.errors import InputError, OutputError, advice, as_cell, as_error, brief, from_cell, refuse_pipe, text_of
+from camkit.errors import (
+    InputError,
+    OutputError,
+    advice,
+    as_cell,
+    as_error,
+    brief,
+    from_cell,
+    optional,
+    refuse,
+    refuse_pipe,
+    text_of,
+)
 from camkit.explaining.explanation import FIELDS, Explanation, Explanations, Kind, explanation_of, sharing_scale
 from camkit.images.files import check_folder, csv_line, why_unwritable, write_file
 from camkit.kit.store import Fingerprint, Row, Store, differences, digest, packed, rows_of, started_with, unpacked
@@ -55,8 +66,6 @@ no room for very small and large numbers. ``drawing`` is the file with the drawi
 ADDED = {each.name for each in fields(Explanation) if each.default is not MISSING}
 """Columns that a table of an earlier version may lack."""
 
-ERROR = "error"
-
 
 def row_of(explanation: Explanation, drawing: Path | None = None) -> Row:
     """Return the row of an explanation."""
@@ -71,14 +80,7 @@ def row_of(explanation: Explanation, drawing: Path | None = None) -> Row:
 def row_of_failure(failure: Failure) -> Row:
     """Return the row of a picture that could not be explained."""
     empty: Row = dict.fromkeys(COLUMNS)
-    return {**empty, "path": text_of(failure.source), "status": ERROR, "error": text_of(str(failure.error))}
-
-
-def of_row(row: Row, folder: Path) -> Explanation:
-    """Return the Explanation of a row whose status is not "error"; its map has the precision of 16 bits."""
-    shares_of_scale = np.asarray(row["raw"], np.float16).reshape(row["shape"])
-    raw = shares_of_scale.astype(np.float32) * np.float32(row["raw_scale"])
-    return explanation_of({**row, "source": row["path"]}, raw, folder)
+    return {**empty, "path": text_of(failure.source), "status": "error", "error": text_of(str(failure.error))}
 
 
 def read_table(path: Path) -> Iterator[Explanation]:
@@ -94,10 +96,13 @@ def read_table(path: Path) -> Iterator[Explanation]:
         rows: Iterator[Row] = map(_from_store, rows_of(store))
     else:
         form = _Parquet(path) if path.is_dir() else _form_of(path)
-        if not form.files():
-            raise InputError(f"there is no table {path}")
+        refuse((not form.files(), f"there is no table {path}"))
         folder, rows = form.about().get("folder", ""), form.rows()
-    yield from (of_row(row, Path(folder)) for row in rows if row["status"] != ERROR)
+    for row in rows:
+        if row["status"] != "error":
+            shares_of_scale = np.asarray(row["raw"], np.float16).reshape(row["shape"])
+            raw = shares_of_scale.astype(np.float32) * np.float32(row["raw_scale"])
+            yield explanation_of({**row, "source": row["path"]}, raw, Path(folder))
 
 
 def _store_of(table: Path) -> Path:
@@ -106,16 +111,12 @@ def _store_of(table: Path) -> Path:
 
 
 def _for_store(row: Row) -> Row:
-    """Return a row as JSON values."""
-    return {**row, "raw": None if row["raw"] is None else packed(np.asarray(row["raw"]), _HALVES)}
+    """Return a row as JSON values; the numbers of a map have 16 bits each."""
+    return {**row, "raw": None if row["raw"] is None else packed(np.asarray(row["raw"]), "<f2")}
 
 
 def _from_store(row: Row) -> Row:
-    return {**row, "raw": None if row["raw"] is None else unpacked(row["raw"], _HALVES)}
-
-
-_HALVES = "<f2"
-"""The numbers of a map, of 16 bits each."""
+    return {**row, "raw": None if row["raw"] is None else unpacked(row["raw"], "<f2")}
 
 
 class Table(AbstractContextManager["Table"]):
@@ -133,53 +134,40 @@ class Table(AbstractContextManager["Table"]):
     """
 
     def __init__(self, path: Path, made_with: Fingerprint, *, resume: bool = False, overwrite: bool = False) -> None:
-        self.path = path
-        self._made_with = made_with
-        self._form = _form_of(path)
-        if os.path.lexists(path) and path.is_dir() != self._form.is_folder:
-            raise OutputError(f"{path} is a {'file' if self._form.is_folder else 'folder'}; choose another name")
+        self.path, self._made_with, self._form = path, made_with, _form_of(path)
+        is_folder, file = self._form.is_folder, _store_of(path)
+        other_kind = f"{path} is a {'file' if is_folder else 'folder'}; choose another name"
+        refuse((os.path.lexists(path) and path.is_dir() != is_folder, other_kind), kind=OutputError)
         try:
-            (path if self._form.is_folder else path.parent).mkdir(parents=True, exist_ok=True)
+            (path if is_folder else path.parent).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(f"cannot write {path}: {why_unwritable(path, error)}") from error
-        file = _store_of(path)
-        if not (resume or overwrite) and (self._form.files() or file.exists()):
-            raise OutputError(
-                f"{path} exists already; pass {advice('resume=True', '--resume')} to continue it, or "
-                f"{advice('overwrite=True', '--overwrite')} to replace it"
-            )
+        exists = f"{path} exists already; pass {advice('resume=True', '--resume')} to continue it, or "
+        exists += f"{advice('overwrite=True', '--overwrite')} to replace it"
+        refuse((not (resume or overwrite) and (self._form.files() or file.exists()), exists), kind=OutputError)
         instead = "choose another " + advice(
             "table, or replace this one with overwrite=True and without resume=True",
             "--table, or replace this one with --overwrite and without --resume",
         )
-        start, folder = self._earlier(instead) if resume and not file.exists() else (iter(()), str(Path.cwd()))
+        start: Iterable[Row] = ()
+        folder = str(Path.cwd())
+        if resume and not file.exists() and self._form.files():
+            about = self._form.about()
+            different = differences(about.get("fingerprint", {}), made_with)
+            refuse(
+                (different, f"{path} cannot be continued: it was made with different settings ({different}); {instead}")
+            )
+            start, folder = map(_for_store, self._form.rows()), about.get("folder", "")
         self._store = Store(file, made_with, resume=resume, start=start, folder=folder, instead=instead)
         self._folder = self._store.folder
         self._finished: dict[bytes, bool] = {}
         home = text_of(self._folder)
         for name, rows in itertools.groupby(self._store.rows(), key=lambda row: row["path"]):
             picture = os.path.normpath(os.path.join(home, name))  # noqa: PTH118 - for millions of names
-            self._finished[_checksum(picture)] = all(row["status"] == ERROR for row in rows)
-
-    def _earlier(self, instead: str) -> tuple[Iterator[Row], str]:
-        """Return the rows of the table that is continued, and the folder in which its relative names start.
-
-        Raises:
-            InputError: it was made with other settings, or does not say how it was made.
-        """
-        if not self._form.files():
-            return iter(()), str(Path.cwd())
-        about = self._form.about()
-        if different := differences(about.get("fingerprint", {}), self._made_with):
-            raise InputError(
-                f"{self.path} cannot be continued: it was made with different settings ({different}); {instead}"
-            )
-        return map(_for_store, self._form.rows()), about.get("folder", "")
+            self._finished[_checksum(picture)] = all(row["status"] == "error" for row in rows)
 
     def failed(self, picture: Path) -> bool | None:
         """Tell whether the table has only errors of a picture; None if it does not have the picture."""
-        if not self._finished:
-            return None
         return self._finished.get(_checksum(text_of(os.path.abspath(picture))))  # noqa: PTH100 - for millions of names
 
     def append(self, rows: Sequence[Row]) -> None:
@@ -196,9 +184,7 @@ class Table(AbstractContextManager["Table"]):
                 row[name] = None if row[name] is None else text_of(os.path.abspath(row[name]))  # noqa: PTH100
         self._store.append(map(_for_store, rows))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         """Write the table, and remove the store.
 
         Raises:
@@ -206,24 +192,18 @@ class Table(AbstractContextManager["Table"]):
         """
         try:
             if not isinstance(error, OutputError):
-                self._write()
-        except OutputError:
+                about = {"format": 1, "folder": self._folder, "fingerprint": self._made_with}
+                self._form.write(about, _parts(map(_from_store, self._store.rows())))
+                self._store.delete()
+        except (OSError, OutputError) as failed:
             if kind is None:
-                raise
+                cause = failed.__cause__ if isinstance(failed, OutputError) else failed
+                raise OutputError(
+                    f"cannot write {self.path}: {getattr(cause, 'strerror', None) or failed}; its finished rows are "
+                    f"kept, and {advice('resume=True', '--resume')} continues from there"
+                ) from failed
         finally:
             self._store.close()
-
-    def _write(self) -> None:
-        about = {"format": 1, "folder": self._folder, "fingerprint": self._made_with}
-        try:
-            self._form.write(about, _parts(map(_from_store, self._store.rows())))
-        except (OSError, OutputError) as error:
-            cause = error.__cause__ if isinstance(error, OutputError) else error
-            raise OutputError(
-                f"cannot write {self.path}: {getattr(cause, 'strerror', None) or error}; its finished rows are kept, "
-                f"and {advice('resume=True', '--resume')} continues from there"
-            ) from error
-        self._store.delete()
 
 
 def _parts(rows: Iterable[Row]) -> Iterator[list[Row]]:
@@ -247,11 +227,10 @@ def _checksum(name: str) -> bytes:
 
 
 def _form_of(path: Path) -> _Parquet | _Csv:
-    if path.suffix.lower() == ".csv":
-        return _Csv(path)
-    if path.suffix.lower() == ".parquet":
-        return _Parquet(path)
-    raise InputError(f"{str(path)!r} is not the name of a table; choose a name ending in .parquet or .csv")
+    suffix = path.suffix.lower()
+    wrong = f"{str(path)!r} is not the name of a table; choose a name ending in .parquet or .csv"
+    refuse((suffix not in (".parquet", ".csv"), wrong))
+    return _Csv(path) if suffix == ".csv" else _Parquet(path)
 
 
 def arrow_schema(names: Iterable[str] = COLUMNS) -> Any:
@@ -269,7 +248,7 @@ def arrow_schema(names: Iterable[str] = COLUMNS) -> Any:
     return pa.schema([(name, kinds[COLUMNS[name]]) for name in names])
 
 
-def arrow_table(rows: Sequence[Row], schema: Any) -> Any:
+def arrow_table(rows: Sequence[Row], schema: Any = None) -> Any:
     """Return rows as pyarrow's table."""
     import pyarrow as pa  # noqa: PLC0415 - an extra, which only tables need
 
@@ -286,9 +265,7 @@ class _Parquet:
 
     def __init__(self, path: Path) -> None:
         needs = "a Parquet table needs pyarrow: pip install 'camkit[table]', or name a table that ends in .csv"
-        with as_error(InputError, lambda _: needs):
-            import pyarrow.parquet as pq  # noqa: PLC0415 - an extra, which only tables need
-        self._pq = pq
+        self._pq = optional("pyarrow.parquet", needs)
         self._path = path
 
     def files(self) -> Sequence[Path]:
@@ -394,12 +371,6 @@ _PARSERS: dict[Kind, Callable[[str], Any]] = {
 
 MANIFEST = "manifest.json"
 
-_PACKAGES = ("camkit", "torch", "torchvision", "timm", "transformers", "onnxruntime", "numpy", "opencv-python-headless")
-"""The packages whose versions can change a map."""
-
-_FORMAT = 3
-"""The version of the manifest, raised when a field is removed or changes its meaning."""
-
 
 class Bundle:
     """A folder of evidence that is being made; ``close`` writes its manifest.
@@ -415,9 +386,9 @@ class Bundle:
 
     def __init__(self, folder: Path, made_with: Fingerprint, *, overwrite: bool = False) -> None:
         check_folder(folder)
-        if not overwrite and folder.is_dir() and any(folder.iterdir()):
-            instead = advice("overwrite=True", "--overwrite")
-            raise OutputError(f"{folder} is not empty; name another folder, or pass {instead}")
+        is_used = not overwrite and folder.is_dir() and any(folder.iterdir())
+        instead = advice("overwrite=True", "--overwrite")
+        refuse((is_used, f"{folder} is not empty; name another folder, or pass {instead}"), kind=OutputError)
         self._folder, self._made_with = folder, made_with
         self._rows: list[dict[str, Any]] = []
         self._failures: list[dict[str, str]] = []
@@ -456,10 +427,16 @@ class Bundle:
         Raises:
             OutputError: it cannot be written.
         """
+        versions = {"python": platform.python_version()}
+        # The packages that can change a map
+        packages = "camkit torch torchvision timm transformers onnxruntime numpy opencv-python-headless"
+        for package in packages.split():
+            with suppress(PackageNotFoundError):
+                versions[package] = version(package)
         about = {
-            "format": _FORMAT,
+            "format": 3,  # raised when a field is removed or changes its meaning
             "folder": str(Path.cwd()),
-            "versions": {"python": platform.python_version(), **_versions()},
+            "versions": versions,
             "made_with": self._made_with,
             "explanations": self._rows,
             "failures": self._failures,
@@ -469,14 +446,6 @@ class Bundle:
 
     def _named(self, file: str) -> dict[str, str]:
         return {"name": file, "sha256": digest((self._folder / file).read_bytes())}
-
-
-def _versions() -> dict[str, str]:
-    installed = {}
-    for package in _PACKAGES:
-        with suppress(PackageNotFoundError):
-            installed[package] = version(package)
-    return installed
 
 
 def read(path: str | Path) -> Explanations:

@@ -36,7 +36,7 @@ from torch import Tensor
 from camkit.images.listing import Pictures
 from camkit.models.loaded import LoadedModel
 from camkit.options import Explain, Results
-from camkit.scale.folder import explain_files
+from camkit.scale.folder import Run
 from camkit.scale.job import Job
 from camkit.types import Preprocess
 from scripts.bench.timing import processor, reset_peak, resident
@@ -149,7 +149,7 @@ def camkit_run(network: Network, folder: Path, out: Path | None, how: Explain, t
     """Explain a folder."""
     how = replace(how, out=out or how.out)
     job = Job(Pictures([folder], skip=out), how, Results(table=table, no_pictures=out is None))
-    for row in explain_files(network.loaded, job):
+    for row in Run(network.loaded, job):
         assert not hasattr(row, "error"), row
 
 

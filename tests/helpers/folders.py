@@ -13,7 +13,7 @@ from PIL import Image
 from camkit.images.listing import Pictures
 from camkit.models import LoadedModel
 from camkit.options import Explain, Results
-from camkit.scale.folder import Run, explain_files
+from camkit.scale.folder import Run
 from camkit.scale.job import Job
 
 
@@ -23,7 +23,7 @@ def run_folder(model: LoadedModel, pictures: Iterable[Path], out: Path | None, *
     names = {field.name for field in dataclasses.fields(Results)}
     results = {name: options.pop(name) for name in options.keys() & names}
     how = {"style": "overlay", "max_side": 0, **({} if out is None else {"out": out}), **options}
-    return explain_files(model, Job(files, Explain(**how), Results(no_pictures=out is None, **results), target))
+    return Run(model, Job(files, Explain(**how), Results(no_pictures=out is None, **results), target))
 
 
 def write_pictures(folder: Path, count: int, side: int = 24, suffix: str = "png") -> list[Path]:

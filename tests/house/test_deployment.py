@@ -205,17 +205,6 @@ def test_a_release_needs_the_tag_of_its_version_and_a_dated_changelog(tmp_path, 
     assert bool(done.returncode) == bool(code), done.stderr
 
 
-def test_the_issue_templates_are_forms():
-    forms = [file for file in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml") if file.name != "config.yml"]
-    assert len(forms) == 2
-    for file in forms:
-        form = yaml.safe_load(file.read_text("utf-8"))
-        assert {"name", "description", "body"} <= set(form)
-        names = [field["id"] for field in form["body"]]
-        assert len(set(names)) == len(names)
-        assert all(field["type"] in ("textarea", "input") and field["attributes"]["label"] for field in form["body"])
-
-
 def run_in_bash(command, folder, **environment):
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return subprocess.run(

@@ -216,12 +216,11 @@ def test_the_notebook_runs_from_top_to_bottom(name: str) -> None:
 
 
 class Links(HTMLParser):
-    """The links of a page, what it loads, and the places that links can name."""
+    """The links of a page, and the places that links can name."""
 
     def __init__(self) -> None:
         super().__init__()
         self.links: list[str] = []
-        self.loaded: list[str] = []
         self.places: set[str] = {""}
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -229,10 +228,6 @@ class Links(HTMLParser):
         self.places |= {name for name in (values.get("id"), values.get("name") if tag == "a" else None) if name}
         if tag == "a" and values.get("href"):
             self.links.append(str(values["href"]))
-        elif tag in ("img", "script", "iframe", "source") and values.get("src"):
-            self.loaded.append(str(values["src"]))
-        elif tag == "link" and values.get("href"):
-            self.loaded.append(str(values["href"]))
 
 
 def links_of(page: Path) -> Links:
@@ -271,15 +266,6 @@ def test_the_site_builds_strictly_and_its_links_lead_somewhere(site: Path) -> No
                 assert unquote(parts.fragment) in pages[path].places, f"{name} links to {link}"
 
 
-@pytest.mark.extended
-def test_the_site_loads_nothing_from_other_hosts(site: Path) -> None:
-    for page in site.rglob("*.html"):
-        for source in links_of(page).loaded:
-            assert not urlsplit(source).netloc, f"{page.name} loads {source}"
-    for style in site.rglob("*.css"):
-        assert not re.search(r"url\([\"']?(https?:)?//", style.read_text("utf-8")), style
-
-
 @pytest.fixture(scope="module")
 def served(site: Path) -> Iterator[str]:
     class Handler(SimpleHTTPRequestHandler):
@@ -314,13 +300,3 @@ def test_every_page_fits_a_screen_and_a_phone(site: Path, served: str, browser: 
     page.close()
     assert errors == []
     assert [url for url in asked if not url.startswith((served, "data:", "blob:"))] == []
-
-
-@pytest.mark.extended
-def test_the_search_finds_a_page(served: str, browser: Browser) -> None:
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
-    page.goto(f"{served}/index.html")
-    page.click("input[name=query]")
-    page.keyboard.type("contrast", delay=50)
-    page.wait_for_selector(".md-search-result__item", timeout=60_000)
-    page.close()

@@ -23,7 +23,8 @@ from torch import nn
 
 import camkit
 from camkit import cli
-from camkit.cli.explain import TargetOptions
+from camkit.cli.explain import mask_on_input
+from camkit.cli.options import TargetOptions
 from camkit.errors import InputError, ModelError
 from camkit.models import as_model, load_model, read_labels
 from camkit.sentences.inputs import processor_beside
@@ -692,12 +693,11 @@ def test_a_mask_is_cropped_as_its_picture_is(tmp_path):
     picture.save(tmp_path / "picture.png")
     Image.fromarray(mask).save(tmp_path / "mask.png")
 
-    options = TargetOptions(target=["1"], mask=tmp_path / "mask.png")
-    (target,) = options.targets([tmp_path / "picture.png"], shown)
+    on_input = mask_on_input(tmp_path / "mask.png", [tmp_path / "picture.png"], shown)
 
-    rows, columns = np.nonzero(target.mask.numpy())
+    rows, columns = np.nonzero(on_input)
     left, top = (146 - 64) / 2, (73 - 64) / 2  # of the half-sized picture
-    assert target.mask.shape == (64, 64)
+    assert on_input.shape == (64, 64)
     assert (rows.min(), rows.max() + 1) == pytest.approx((40 / 2 - top, 90 / 2 - top), abs=1)
     assert (columns.min(), columns.max() + 1) == pytest.approx((120 / 2 - left, 180 / 2 - left), abs=1)
     Image.fromarray(mask[:, :100]).save(tmp_path / "small.png")
@@ -708,7 +708,7 @@ def test_a_mask_is_cropped_as_its_picture_is(tmp_path):
         ("aside.png", ["picture.png"], "lies outside the part of the picture that the model sees"),
     ):
         with refused(said, InputError):
-            TargetOptions(target=["1"], mask=tmp_path / name).targets([tmp_path / one for one in pictures], shown)
+            mask_on_input(tmp_path / name, [tmp_path / one for one in pictures], shown)
 
 
 WANTED = (["--direction", "down"], ["--similar-to", str(PLANE)], ["--direction", "up", "--target", "1"])

@@ -1,4 +1,4 @@
-"""The benchmark runs from end to end on a small network, and its page keeps what other processors measured."""
+"""The benchmark runs from end to end on a small network."""
 
 from __future__ import annotations
 
@@ -17,9 +17,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PEERS = {"grad-cam": "pytorch_grad_cam", "torchcam": "torchcam", "captum": "captum"}
-PAGE = "# Benchmarks\n\nWords.\n\n<!-- bench_peers: some-gpu -->\n\nfast\n\n<!-- end of bench_peers: some-gpu -->\n"
-
-
 pytestmark = pytest.mark.extended
 
 
@@ -29,23 +26,16 @@ def script() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def page(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def report(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     if not Path("/proc/self/clear_refs").exists():
         pytest.skip("the benchmark counts memory with /proc, which only Linux has")
-    folder = tmp_path_factory.mktemp("bench")
-    page = folder / "benchmarks.md"
-    page.write_text(PAGE)
+    file = tmp_path_factory.mktemp("bench") / "bench.json"
     command = ["bench_peers", "--quick", "--models", "resnet18", "--size", "64", "--batch", "2", "--threads", "1"]
-    command += ["--bf16", "--json", str(folder / "bench.json"), "--markdown", str(page)]
+    command += ["--bf16", "--json", str(file)]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     with mock.patch.dict(os.environ, {"PYTHONPATH": path}), mock.patch.object(sys, "argv", command):
         script.main()
-    return page
-
-
-@pytest.fixture(scope="module")
-def report(page: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((page.parent / "bench.json").read_text())
+    found: dict[str, Any] = json.loads(file.read_text())
     return found
 
 
@@ -87,33 +77,8 @@ def test_maps_agree_with_the_peers(report: dict[str, Any], peer: str) -> None:
     assert rows(report)[peer]["empty"] == rows(report)["camkit"]["empty"]
 
 
-def test_the_page_gains_a_section_and_keeps_the_others(page: Path) -> None:
-    text = page.read_text()
-    assert text.startswith(PAGE.rstrip())
-    assert "### resnet18, 2 images of 64x64, layer `layer4`" in text
-    assert "| plain inference_mode " in text
-    assert str(ROOT) not in text
-
-
-def test_a_section_is_replaced_where_it_stands(script: ModuleType) -> None:
-    once = script.with_section(PAGE, "some-cpu", "slow")
-    assert script.with_section(once, "some-cpu", "slow") == once
-    assert script.with_section(once, "some-gpu", "fast") == once
-    renewed = script.with_section(once, "some-gpu", "faster")
-    assert renewed == once.replace("\nfast\n", "\nfaster\n")
-
-
 def test_a_flat_map_is_never_taken_for_agreement(script: ModuleType) -> None:
     slope, flat = np.arange(12.0).reshape(1, 3, 4), np.zeros((1, 3, 4))
     assert script.agreement(slope, 2 * slope + 1) == {"correlation": 1.0, "least": 1.0, "empty": 0}
     assert script.agreement(slope, flat) == {"correlation": 0.0, "least": 0.0, "empty": 1}
     assert script.agreement(flat, flat) == {"empty": 1}
-
-
-def test_columns_line_up(script: ModuleType) -> None:
-    assert script.table(("", "ms"), [("plain", "1.0"), ("b", "12.5")]).splitlines() == [
-        "|       |   ms |",
-        "| ----- | ---: |",
-        "| plain |  1.0 |",
-        "| b     | 12.5 |",
-    ]

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -12,9 +11,8 @@ pytestmark = pytest.mark.extended
 
 pytest.importorskip("timm")
 
-from scripts.truth import lab_truth
 from scripts.truth.truth_measures import auroc, measured_rows, removed_and_kept, right_of_two, share_of_maxima, subject
-from scripts.truth.truth_networks import KINDS, Training, build, train
+from scripts.truth.truth_networks import Training, train
 from scripts.truth.truth_scenes import CAUSES, PALETTE, SIDE, draw, has_pairs
 
 COUNT = 200
@@ -121,11 +119,6 @@ def test_a_pair_shows_two_classes_apart(cause):
     assert not (scenes.truths[:, 0] & scenes.truths[:, 1]).any()
 
 
-def test_a_relation_has_no_pair():
-    with pytest.raises(ValueError, match="cannot show two classes"):
-        draw("relation", 2, generator(), pair=True)
-
-
 def test_auroc_counts_pairs_of_pixels():
     heat = torch.randint(4, (6, 5, 5), generator=generator()).float()
     truths = torch.rand(6, 5, 5, generator=generator(1)) < 0.4
@@ -179,40 +172,3 @@ def test_a_network_trains_and_is_measured(kind):
     assert ("refusal" in by_method["chefer"]) == kind.startswith("ResNet")
     assert 0 <= by_method["gradcam"]["auroc"] <= 1
     assert json.loads(json.dumps(rows))
-
-
-def test_every_kind_can_be_built_and_positions_start_as_waves():
-    image = torch.zeros(2, 3, SIDE, SIDE)
-    for kind in KINDS:
-        network = build(kind, "colour", width=64)
-        assert network(image).shape == (2, 5), kind
-        if kind.startswith(("ViT", "PiT", "convolutions")):
-            assert network.pos_embed.abs().max().item() == pytest.approx(0.5, abs=0.1)
-
-
-def test_the_command_writes_lines_and_tables(tmp_path, monkeypatch):
-    entry = {"layer": "layer4", "default": True, "method": "gradcam", "auroc": 0.6, "hit": 0.1, "pair": None}
-    better = {"layer": "layer2", "default": False, "method": "layercam", "auroc": 0.9, "hit": 1.0, "pair": 0.9}
-    refused = {"layer": "", "method": "chefer", "refusal": "MethodError: no attention"}
-    row = {
-        "name": "ConvNeXt / colour", "kind": "ConvNeXt", "cause": "colour", "accuracy": 0.97,
-        "seconds": {"training": 1, "measuring": 1}, "rows": [entry, better, refused],
-    }  # fmt: skip
-    short = {**row, "name": "ConvNeXt / mark", "cause": "mark", "accuracy": 0.5}
-    out, page = tmp_path / "truth.jsonl", tmp_path / "truth.md"
-    lines = [json.dumps({**one, "rows": [_with_figures(entry) for entry in one["rows"]]}) for one in (row, short)]
-    out.write_text("\n".join(lines) + '\n{"name": "cut')
-    monkeypatch.setattr(sys, "argv", ["lab_truth.py", "--out", str(out), "--most", "0", "--markdown", str(page)])
-    lab_truth.main()
-    text = page.read_text()
-
-    assert "| ConvNeXt | 0.970 | (0.500) |" in text
-    assert "0.600; 0.900 `layercam` at `layer2`; -" in text
-    assert "| `gradcam` (the default) | `layer4` | 0.600 |" in text
-    assert "`chefer` is refused: MethodError: no attention" in text
-
-
-def _with_figures(entry):
-    if "refusal" in entry:
-        return entry
-    return {**dict.fromkeys(lab_truth._FIGURES), **entry}

@@ -50,14 +50,6 @@ def test_hugging_face(zoo: ModuleType, model: str) -> None:
     assert [seen["status"] for seen in row["seen"]] == ["right", "right"], row
 
 
-@pytest.mark.extended
-def test_a_model_that_takes_no_picture_is_listed_with_the_reason(zoo: ModuleType) -> None:
-    pytest.importorskip("transformers")
-    row = visited(zoo, "huggingface", "ImageGPTForImageClassification")
-    assert row["status"] == "unusable"
-    assert {seen["said"] for seen in row["seen"]} == {"takes colour indices, not a picture"}
-
-
 class Patches(nn.Module):
     """64 tokens of 64 channels, with an optional extra token: the shape does not distinguish the two axes."""
 
@@ -120,27 +112,3 @@ def test_a_suffix_token_claimed_as_a_prefix_token_is_wrong(zoo: ModuleType, imag
     seen = zoo.judge(Patches("last"), images, [(8, 8)], claimed(zoo, prefix=1))
     assert seen.status == "wrong"
     assert "cells lie elsewhere" in seen.said
-
-
-def test_a_model_that_cannot_be_built_is_recorded_with_the_reason(zoo: ModuleType) -> None:
-    def build() -> nn.Module:
-        raise MemoryError("too large")
-
-    row = zoo.visit(zoo.Entry("timm", "giant", 64, build, lambda _model, _images: [(2, 2)]))
-    assert row["status"] == "unusable"
-    assert row["seen"][0]["said"] == "MemoryError: too large"
-
-
-@pytest.mark.extended
-def test_the_page_counts_and_escapes(zoo: ModuleType) -> None:
-    seen = {"size": (8, 8), "layer": "a", "layout": "tokens", "grid": (2, 2), "place": 0.97, "said": ""}
-    rows = [
-        {"source": "timm", "model": "one", "status": "right", "seen": [seen, {**seen, "size": (8, 12), "place": None}]},
-        {"source": "timm", "model": "two", "status": "refused", "seen": [{**seen, "said": "a|b\nc"}]},
-    ]
-    pytest.importorskip("timm")
-    pytest.importorskip("transformers")
-    page = zoo.page(rows)
-    assert "| timm | 2 | 1 | 1 | 0 | 0 | 0 |" in page
-    assert "| one | `a` | tokens | 8x8: 2x2; 8x12: 2x2 | 0.97 |  | right |" in page
-    assert "refused; 8x8: a/b |" in page

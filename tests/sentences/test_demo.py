@@ -11,7 +11,7 @@ import pytest
 
 import camkit
 from camkit.cli import main
-from camkit.cli.commands import describe_scene
+from camkit.cli.analyses import describe_scene
 
 pytestmark = pytest.mark.extended  # the model is one of transformers'
 
