@@ -324,13 +324,13 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
             if call.row is None or call.name not in modules:  # it was removed from the model
                 continue
             name = key or THE_MODEL
-            tags = [f"{name}/{number}" if len(call.outputs) > 1 else name for number in range(len(call.outputs))]
-            for tag, numbers in zip(tags, call.outputs, strict=True):
+            for place, (number, numbers) in enumerate(call.outputs.items()):
+                tag = f"{name}/{place}" if len(call.outputs) > 1 else name
                 self._write_distribution(f"activations/{tag}", numbers, step)
+                if number in call.gradients:
+                    self._write_distribution(f"gradients/{tag}", call.gradients[number], step, 1 / self._scale)
             if call.row.dead is not None and call.row.channels and isinstance(call.module, RELUS):
                 self._writer.add_scalar(f"dead_share/{name}", len(call.row.dead) / call.row.channels, step)
-            for number, numbers in call.gradients.items():
-                self._write_distribution(f"gradients/{tags[number]}", numbers, step, 1 / self._scale)
 
     def _write_parameters(self, step: int) -> None:
         squares: dict[str, float] = defaultdict(float)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from statistics import pstdev
 from typing import Any, TypeAlias
 
@@ -349,8 +348,8 @@ class LayerCall:
 
     Attributes:
         row: what the first floating-point tensor that it returned shows; None if it returned none.
-        outputs: the statistics of all floating-point tensors that it returned.
-        gradients: those of their gradients in the last backward pass, by the tensors' numbers.
+        outputs: the statistics of all floating-point tensors that it returned, by their numbers among all tensors.
+        gradients: those of their gradients in the last backward pass.
         flaws: what its input held: "nan", "infinity".
         peaks: how far below zero the channels of a ReLU's input lie.
     """
@@ -358,7 +357,7 @@ class LayerCall:
     def __init__(self, name: str, module: nn.Module) -> None:
         self.name, self.module, self.number = name, module, 0
         self.row: LayerStatistics | None = None
-        self.outputs: list[TensorStatistics] = []
+        self.outputs: dict[int, TensorStatistics] = {}
         self.gradients: dict[int, TensorStatistics] = {}
         self.flaws: set[str] = set()
         self.peaks: Tensor | None = None
@@ -391,7 +390,6 @@ class LayerPass(NumberedCalls):
     ) -> None:
         super().__init__(model, layers, gradients=True, acts=acts)
         self._measure, self._closely, self._follows = measure, closely, follows
-        self._calls: list[LayerCall] = []
         self.broken: list[str] = []
         self._last: tuple[Tensor, int, TensorStatistics | None] | None = None
         self._axis, axis = 0, 1
@@ -399,24 +397,10 @@ class LayerPass(NumberedCalls):
         for name, module in modules_by_name(model).items():
             self._axes[name] = axis = channel_axis(module, axis)
 
-    @contextmanager
-    def hooked(self) -> Iterator[None]:
-        """Measure in the block."""
-        try:
-            with self._hooked():
-                yield
-        finally:
-            self._last = None
-
     @property
     def calls(self) -> dict[str, LayerCall]:
         """The calls in the order in which they ended, by the names of their layers; 'relu#2' is one of several."""
         return {self._key(call.name, call.number): call for call in self._calls}
-
-    def clear(self) -> None:
-        """Forget all calls, and number new ones from 1 again."""
-        super().clear()
-        self._calls.clear()
 
     def _begun(self, name: str, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> LayerCall:
         call = LayerCall(name, module)
@@ -428,19 +412,16 @@ class LayerPass(NumberedCalls):
             call.peaks = peaks(tensors[0], self._axis or self._axes[name])
         return call
 
-    def _ended(self, name: str, module: nn.Module, begun: LayerCall | None, output: Any) -> None:
+    def _ended(self, name: str, module: nn.Module, begun: LayerCall | None, output: Any) -> LayerCall:
         call = begun or LayerCall(name, module)
         call.number = self._counts[name]
-        self._calls.append(call)
         self._axis = channel_axis(module, self._axis) if self._follows else 0
-        for tensor in filter(_has_fractions, tensors_in(output)):
+        for number, tensor in enumerate(tensors_in(output)):
             numbers = self._measured(tensor)
-            if numbers is None:
-                continue
-            call.row = call.row or self._row(call, tensor, numbers)
-            if torch.is_grad_enabled() and tensor.requires_grad:
-                self._tensor_hooks.add(tensor, partial(self._take_gradient, call, len(call.outputs)))
-            call.outputs.append(numbers)
+            if numbers is not None:
+                call.row = call.row or self._row(call, tensor, numbers)
+                call.outputs[number] = numbers
+        return call
 
     def _row(self, call: LayerCall, tensor: Tensor, numbers: TensorStatistics) -> LayerStatistics:
         module, axis = call.module, self._axis or self._axes[call.name]
@@ -468,17 +449,18 @@ class LayerPass(NumberedCalls):
         )
 
     def _take_gradient(self, call: LayerCall, number: int, gradient: Tensor | None) -> None:
-        # A custom function may return None for one of its inputs.
-        numbers = None if gradient is None else self._measured(gradient)
+        numbers = None if gradient is None or number not in call.outputs else self._measured(gradient)
         if numbers is not None:
             call.gradients[number] = numbers
-            self.broken += [call.name] if number == 0 and (numbers.nan or numbers.inf) else []
+            self.broken += [call.name] if number == min(call.outputs) and (numbers.nan or numbers.inf) else []
 
     def _measured(self, tensor: Tensor) -> TensorStatistics | None:
-        """Return a tensor's statistics, the same object if it comes twice in a row.
+        """Return a tensor's statistics, the same object if it comes twice in a row; None for whole numbers.
 
-        That happens if a block returns what its last layer returned.
+        It comes twice if a block returns what its last layer returned.
         """
+        if not _has_fractions(tensor):
+            return None
         version = 0 if tensor.is_inference() else tensor._version  # an in-place change raises it
         if self._last is None or self._last[1] != version or not _is_same(self._last[0], tensor):
             self._last = tensor.detach(), version, self._measure(tensor.detach())
@@ -637,7 +619,7 @@ def _rows(calls: Mapping[str, LayerCall], norms: Mapping[nn.Parameter, float]) -
         yield replace(
             call.row,
             layer=name,
-            gradients=call.gradients.get(0),
+            gradients=call.gradients.get(min(call.outputs)),
             parameter_gradient=math.hypot(*of_own) if of_own else None,
             sound=all(bool(parameter.detach().isfinite().all()) for parameter in own),
         )
