@@ -19,7 +19,6 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -69,7 +68,6 @@ NO_BACKWARD = (
 """What to do if no backward pass reached a layer or parameter."""
 
 
-@dataclass
 class Scope:
     """The thread, and the backward pass if any, in which hooks were set.
 
@@ -77,14 +75,13 @@ class Scope:
     (``torch.utils.checkpoint``) did not keep. ``acts``, if given, can switch the hooks off for a while.
     """
 
-    thread: int = field(default_factory=threading.get_ident)
-    inside: int = field(default_factory=backward_pass)
-    acts: Callable[[], bool] | None = None
+    def __init__(self, acts: Callable[[], bool] | None = None) -> None:
+        self.thread, self.inside, self._acts = threading.get_ident(), backward_pass(), acts
 
     def first_run(self) -> bool:
         """Tell whether the current call belongs to this thread and is not a repetition during a backward pass."""
         is_first = threading.get_ident() == self.thread and backward_pass() == self.inside
-        return is_first and (self.acts is None or self.acts())
+        return is_first and (self._acts is None or self._acts())
 
     def any_run(self) -> bool:
         """Tell whether the current call belongs to this thread, or to a thread of PyTorch's that may work for it.
@@ -196,7 +193,6 @@ class NumberedCalls:
         return name if self._counts[name] == 1 and LayerRef(name) in self._refs else f"{name}#{number}"
 
 
-@dataclass(eq=False, repr=False)
 class Call:
     """One call of one layer.
 
@@ -215,13 +211,12 @@ class Call:
 
     """
 
-    name: str
-    number: int
-    _arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-    _output: tuple[Any] | None = None  # a tuple of one, since a layer may return None
-    _tensor_numbers: Any = None  # the output's structure, with each tensor's number in its place
-    _why_no_gradient: str = "gradients were not requested; use record(..., gradients=True)"
-    _gradients_by_pass: dict[int, dict[int, Any]] = field(default_factory=dict)
+    def __init__(self, name: str, number: int, arguments: tuple[tuple[Any, ...], dict[str, Any]] | None) -> None:
+        self.name, self.number, self._arguments = name, number, arguments
+        self._output: tuple[Any] | None = None  # a tuple of one, since a layer may return None
+        self._tensor_numbers: Any = None  # the output's structure, with each tensor's number in its place
+        self._why_no_gradient = "gradients were not requested; use record(..., gradients=True)"
+        self._gradients_by_pass: dict[int, dict[int, Any]] = {}
 
     def __str__(self) -> str:
         """Return ``"layer4#1"``."""
@@ -517,7 +512,7 @@ def edit(model: nn.Module, edits: Mapping[Selector, Callable[[Any], Any]]) -> It
     [[0.0]]
 
     """
-    with _editing(model, [_layer_edit(model, key, change) for key, change in edits.items()], _replaced, Scope()):
+    with _editing(model, [_Edit.of_layers(model, key, change) for key, change in edits.items()], _replaced, Scope()):
         yield
 
 
@@ -573,7 +568,7 @@ def edit_gradients(model: nn.Module, edits: Mapping[Selector, Change]) -> Iterat
             edit = _Edit(f"the gradient of parameter {key!r}", change, {}, _UNREACHED)
             parameters += [(edit, name, parameter) for name, parameter in select_parameters(model, key).items()]
         else:
-            edit = _layer_edit(model, key, change)
+            edit = _Edit.of_layers(model, key, change)
         planned.append(edit)
 
     started: dict[nn.Module, int] = {}
@@ -619,26 +614,25 @@ def _changed(edit: _Edit, what: str, gradient: Tensor | None) -> Tensor | None:
     return changed
 
 
-@dataclass(eq=False)
 class _Edit:
     """One entry of ``edits``, and whether it was applied in the block; if not, ``why_not`` gives the likely reason."""
 
-    what: str
-    change: Callable[[Any], Any]
-    layers: dict[LayerRef, nn.Module]
-    why_not: str
-    applied: bool = False
+    def __init__(
+        self, what: str, change: Callable[[Any], Any], layers: dict[LayerRef, nn.Module], why_not: str
+    ) -> None:
+        self.what, self.change, self.layers, self.why_not = what, change, layers, why_not
+        self.applied = False
 
-
-def _layer_edit(model: nn.Module, selector: Selector, change: Callable[[Any], Any]) -> _Edit:
-    layers = select_layers(model, selector)
-    first, *others = [str(ref) or THE_MODEL for ref in layers]
-    more = f" (and {len(others)} more)" if others else ""
-    did_not_run = (
-        "it did not run inside the block, in this thread; a layer does not run if its forward() is called directly, or "
-        "if only its weights are used, as nn.MultiheadAttention uses those of out_proj"
-    )
-    return _Edit(f"layer {first!r}{more}", change, layers, did_not_run)
+    @classmethod
+    def of_layers(cls, model: nn.Module, selector: Selector, change: Callable[[Any], Any]) -> _Edit:
+        layers = select_layers(model, selector)
+        first, *others = [str(ref) or THE_MODEL for ref in layers]
+        more = f" (and {len(others)} more)" if others else ""
+        did_not_run = (
+            "it did not run inside the block, in this thread; a layer does not run if its forward() is called "
+            "directly, or if only its weights are used, as nn.MultiheadAttention uses those of out_proj"
+        )
+        return cls(f"layer {first!r}{more}", change, layers, did_not_run)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from statistics import pstdev
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from jaxtyping import Float, Shaped
@@ -21,6 +21,8 @@ from camkit.hooks import NumberedCalls
 from camkit.layers.names import THE_MODEL, Layers, modules_by_name
 from camkit.types import Precision
 
+Flaw: TypeAlias = Literal["nan", "infinity"]
+
 BINS = 40
 """Bins of a histogram of values."""
 
@@ -29,9 +31,6 @@ DECADES = (-40, 20)
 
 PER_DECADE = 4
 """Bins of that histogram for each factor of ten."""
-
-_IN_CACHE, _ON_DEVICE = 1 << 17, 1 << 22
-"""How many numbers are processed at once. On a CPU they fit into its cache, which is several times as fast."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +105,8 @@ class TensorStatistics:
         numbers = {
             name: finite_or_none(getattr(self, name)) for name in ("mean", "std", "low", "high", "zeros", "norm")
         }
-        histograms = {"histogram": self.histogram.to_dict()}
-        if self.magnitudes is not None:
-            histograms["magnitudes"] = self.magnitudes.to_dict()
+        drawn = {"histogram": self.histogram, "magnitudes": self.magnitudes}
+        histograms = {name: each.to_dict() for name, each in drawn.items() if each is not None}
         return {"count": self.count, "nan": self.nan, "inf": self.inf, **numbers, **histograms}
 
 
@@ -139,16 +137,13 @@ def statistics(values: Shaped[Tensor, "*shape"], *, magnitudes: bool = False) ->
         nan, inf = int(flat.isnan().sum()), int(flat.isinf().sum())
         flat = flat[flat.isfinite()]
         total = _added(flat, torch.sum)
-    finite, log_histogram = flat.numel(), None
+    log_histogram = None
     if magnitudes:
         least, most = DECADES
         sizes = flat[flat != 0].abs().double().log10()
         log_histogram = histogram(sizes, float(least), float(most), (most - least) * PER_DECADE)
-    if not finite:
-        nothing = Histogram(math.nan, math.nan, (0,) * BINS)
-        undefined = (math.nan,) * 4  # mean, std, zeros and norm
-        return TensorStatistics(count, nan, inf, *undefined, nothing, log_histogram)
-    low, high = (float(end) for end in flat.aminmax())
+    finite = flat.numel() or math.nan  # no finite number has no mean either
+    low, high = map(float, flat.aminmax()) if flat.numel() else (math.nan, math.nan)
     return TensorStatistics(
         count,
         nan,
@@ -156,7 +151,7 @@ def statistics(values: Shaped[Tensor, "*shape"], *, magnitudes: bool = False) ->
         mean=total / finite,
         std=norm(flat, total / finite) / math.sqrt(finite),
         zeros=(finite - _added(flat, lambda part: _squared(part.sign_()))) / finite,
-        norm=norm(flat),
+        norm=norm(flat) if flat.numel() else math.nan,
         histogram=histogram(flat, low, high),
         magnitudes=log_histogram,
     )
@@ -178,7 +173,7 @@ def _added(values: Float[Tensor, "*shape"], of: Callable[[Tensor], Tensor]) -> f
 
 def _parts(values: Float[Tensor, "*shape"]) -> Iterator[Float[Tensor, " n"]]:
     """Return the values part by part in 64 bits, each part in the same memory: use one before taking the next."""
-    size = _IN_CACHE if values.device.type == "cpu" else _ON_DEVICE
+    size = 1 << (17 if values.device.type == "cpu" else 22)  # on a CPU it fits into the cache: several times as fast
     space = torch.empty(min(size, values.numel()), dtype=torch.float64, device=values.device)
     return (space[: part.numel()].copy_(part) for part in values.reshape(-1).split(size))
 
@@ -248,33 +243,11 @@ def flat_share(values: Shaped[Tensor, "*shape"], low: float, high: float) -> flo
     return int((slope < 0.01).sum()) / max(values.numel(), 1)
 
 
-_CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding)
-_CHANNELS_SECOND = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)
-
-_SHAPES = (nn.Identity, nn.Flatten, nn.Unflatten)
-
 RELUS = (nn.ReLU, nn.ReLU6, nn.Hardswish)
 """Functions that are zero, with slope zero, for every small enough value."""
 
-_CURVES: dict[type[nn.Module], tuple[float, float]] = {nn.Sigmoid: (0.0, 1.0), nn.Tanh: (-1.0, 1.0)}
-"""Functions that are flat at both ends, with their values there."""
-
-_RELU_LIKE = ("Relu", "Threshold", "Hardtanh", "Hardswish", "Clamp", "Maximum", "Where")
-"""How PyTorch names the gradients of functions that return zero for every small enough value (prefixes)."""
-
-_KEEP_CHANNELS = (
-    "NativeDropout", "Mul", "Div", "MaxPool", "AvgPool", "AdaptiveMaxPool", "AdaptiveAvgPool", "Mean", "View", "Unsafe",
-    "Reshape", "Permute", "Transpose", "Squeeze", "Unsqueeze", "AsStrided", "Clone", "ToCopy", "Alias",
-)  # fmt: skip
-"""Likewise for functions that leave a channel of zeros as it is. Only those with one input tensor count: with two, a
-parameter may have scaled it."""
-
-_FLAWS = {"nan": Tensor.isnan, "infinity": Tensor.isinf}
-
-_OF_TENSORS = ("nan", "inf", "mean", "std", "low", "high", "zeros", "norm")
-
-Measure: TypeAlias = Callable[[Tensor], TensorStatistics | None]
-"""Returns the statistics of a tensor, or None to leave it out."""
+FLAWS: dict[Flaw, str] = {"nan": "nan", "infinity": "inf"}
+"""Each kind of number that is not finite, and its name in PyTorch and in ``TensorStatistics``."""
 
 
 @dataclass(frozen=True)
@@ -332,12 +305,11 @@ class LayerStatistics:
 
     def to_row(self) -> dict[str, Any]:
         """Return the row of a table: ``to_dict`` without histograms, and with numbers of channels."""
-        row = self.to_dict()
-        gradients = row["gradients"] or {}
+        row, names = self.to_dict(), ("nan", "inf", "mean", "std", "low", "high", "zeros", "norm")
+        numbers = {kind: row[kind] or {} for kind in ("activations", "gradients")}
         return {
             **row,
-            "activations": {name: row["activations"][name] for name in _OF_TENSORS},
-            "gradients": {name: gradients.get(name) for name in _OF_TENSORS},
+            **{kind: {name: given.get(name) for name in names} for kind, given in numbers.items()},
             "dead": None if self.dead is None else len(self.dead),
             "off": len(self.off),
         }
@@ -359,7 +331,7 @@ class LayerCall:
         self.row: LayerStatistics | None = None
         self.outputs: dict[int, TensorStatistics] = {}
         self.gradients: dict[int, TensorStatistics] = {}
-        self.flaws: set[str] = set()
+        self.flaws: set[Flaw] = set()
         self.peaks: Tensor | None = None
 
 
@@ -371,7 +343,7 @@ class LayerPass(NumberedCalls):
     Args:
         model: the model.
         layers: the layers.
-        measure: makes the statistics of a tensor.
+        measure: makes the statistics of a tensor, or None to leave it out.
         acts: tells whether calls are measured at present; None means always.
         closely: whether to look at what the layers take too, and at the flat ends of sigmoids and tanhs.
         follows: whether the channel axis of a layer is that of the layer that ran before it. If only some layers are
@@ -382,7 +354,7 @@ class LayerPass(NumberedCalls):
         self,
         model: nn.Module,
         layers: Layers,
-        measure: Measure,
+        measure: Callable[[Tensor], TensorStatistics | None],
         acts: Callable[[], bool] | None = None,
         *,
         closely: bool = False,
@@ -407,7 +379,7 @@ class LayerPass(NumberedCalls):
         tensors = [*filter(_has_fractions, tensors_in((arguments, keywords)))] if self._closely else []
         for tensor in tensors:
             if not bool(tensor.isfinite().all()):
-                call.flaws |= {flaw for flaw, holds in _FLAWS.items() if bool(holds(tensor).any())}
+                call.flaws |= {flaw for flaw, name in FLAWS.items() if bool(getattr(tensor, f"is{name}")().any())}
         if isinstance(module, RELUS) and tensors and tensors[0].dim() > 1 and tensors[0].numel():
             call.peaks = peaks(tensors[0], self._axis or self._axes[name])
         return call
@@ -433,7 +405,8 @@ class LayerPass(NumberedCalls):
             dead = silent_channels(plain(tensor), axis) if channels and tensor.numel() else ()
             if dead and call.peaks is not None and bool(call.peaks.isfinite().all()):
                 off = off_channels(dead, call.peaks)
-        ends = [ends for kind, ends in _CURVES.items() if self._closely and isinstance(module, kind)]
+        curves = ((nn.Sigmoid, (0.0, 1.0)), (nn.Tanh, (-1.0, 1.0)))  # functions that are flat at both ends
+        ends = [ends for kind, ends in curves if self._closely and isinstance(module, kind)]
         own = list(module.parameters(recurse=False))
         return LayerStatistics(
             call.name,
@@ -469,7 +442,9 @@ class LayerPass(NumberedCalls):
 
 def channel_axis(module: nn.Module, before: int) -> int:
     """Return the axis of the channels in a layer's output, given that of the layer before it."""
-    return -1 if isinstance(module, _CHANNELS_LAST) else 1 if isinstance(module, _CHANNELS_SECOND) else before
+    last = (nn.Linear, nn.LayerNorm, nn.Embedding)
+    second = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)
+    return -1 if isinstance(module, last) else 1 if isinstance(module, second) else before
 
 
 def _has_fractions(tensor: Tensor) -> bool:
@@ -489,10 +464,18 @@ def _is_same(tensor: Tensor, other: Tensor) -> bool:
 
 def _comes_from_relu(tensor: Tensor) -> bool:
     """Return whether a function like ReLU made the tensor, possibly followed by steps that keep its channels apart."""
+    # How PyTorch names the gradients of functions that return zero for every small enough value (prefixes)
+    like_relu = ("Relu", "Threshold", "Hardtanh", "Hardswish", "Clamp", "Maximum", "Where")
+    # Likewise for functions that leave a channel of zeros as it is. Only those with one input tensor count: with two, a
+    # parameter may have scaled it.
+    keeping = (
+        "NativeDropout", "Mul", "Div", "MaxPool", "AvgPool", "AdaptiveMaxPool", "AdaptiveAvgPool", "Mean", "View",
+        "Unsafe", "Reshape", "Permute", "Transpose", "Squeeze", "Unsqueeze", "AsStrided", "Clone", "ToCopy", "Alias",
+    )  # fmt: skip
     function = tensor.grad_fn
-    while function is not None and not function.name().startswith(_RELU_LIKE):
+    while function is not None and not function.name().startswith(like_relu):
         inputs = [node for node, _ in function.next_functions if node is not None]
-        function = inputs[0] if len(inputs) == 1 and function.name().startswith(_KEEP_CHANNELS) else None
+        function = inputs[0] if len(inputs) == 1 and function.name().startswith(keeping) else None
     return function is not None
 
 
@@ -519,7 +502,7 @@ class Measured:
     rows: tuple[LayerStatistics, ...]
     loss: float | None
     loss_name: str
-    given: Mapping[str, frozenset[str]] = field(hash=False)
+    given: Mapping[Flaw, frozenset[str]] = field(hash=False)
     zero_weights: tuple[str, ...]
     backwards: tuple[str, ...]
     unnormalised: bool
@@ -566,7 +549,7 @@ def measure(
         tuple(_rows(calls, norms)),
         None if loss is None or not loss.requires_grad else float(loss.detach()),
         loss_name,
-        {flaw: frozenset(name for name, call in calls.items() if flaw in call.flaws) for flaw in _FLAWS},
+        {flaw: frozenset(name for name, call in calls.items() if flaw in call.flaws) for flaw in FLAWS},
         tuple(
             name
             for name, module in modules_by_name(model).items()
@@ -582,11 +565,10 @@ def measure(
 def _training(model: nn.Module) -> Iterator[None]:
     """Set the model to training; give it copies of its buffers to write into, and put its own back."""
     own = [(module._buffers, module._buffers.copy()) for module in model.modules()]
-    copies: dict[int, Tensor] = {}
+    copies = {id(buffer): buffer.detach().clone() for buffer in model.buffers()}
     try:
         for buffers, before in own:
-            given = {name: buffer for name, buffer in before.items() if buffer is not None}
-            buffers.update({name: copies.setdefault(id(each), each.detach().clone()) for name, each in given.items()})
+            buffers.update({name: copies.get(id(buffer)) for name, buffer in before.items()})
         model.train()
         yield
     finally:
@@ -612,7 +594,8 @@ def _rows(calls: Mapping[str, LayerCall], norms: Mapping[nn.Parameter, float]) -
     """Yield the rows; a layer that returns its input, or what its last inner layer returned, has none."""
     last = None
     for name, call in calls.items():
-        if call.row is None or call.row.activations is last or isinstance(call.module, _SHAPES):
+        is_shape = isinstance(call.module, (nn.Identity, nn.Flatten, nn.Unflatten))
+        if call.row is None or call.row.activations is last or is_shape:
             continue
         last, own = call.row.activations, list(call.module.parameters(recurse=False))
         of_own = [norms[parameter] for parameter in own if parameter in norms]

@@ -557,7 +557,7 @@ class TestCommand:
         [
             (["--model", "demo-fair"], "name at least one picture"),
             (["none.jpg", "--model", "demo-fair"], "no file none.jpg"),
-            (["none.jpg", "--model", "demo-fair", "--limit", "0"], "at least 1 picture"),
+            (["none.jpg", "--model", "demo-fair", "--limit", "0"], "limit must be a whole number from 1, not 0"),
             (["none.jpg", "--model", "demo-fair", "--out", "/dev/null/x"], "cannot write into the folder"),
         ],
     )
