@@ -102,10 +102,6 @@ class TensorHooks:
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._cleanup_length = 0
 
-    def __len__(self) -> int:
-        """Return how many hooks are remembered."""
-        return len(self._handles)
-
     def add(self, tensor: Tensor, hook: GradientHook) -> None:
         """Have the hook called with each gradient of a tensor, as ``hook_gradient`` says."""
         self._handles += hook_gradient(tensor, hook)

@@ -220,7 +220,7 @@ def test_several_layers_and_numbers_that_are_not_finite_are_refused() -> None:
     found = camkit.factorise(OneChannelEach(), two_blobs()[0], 2, "layer")
     with pytest.raises(InputError, match="there is no picture 1: the first is 0, and the last is 0"):
         found.overlay(1)
-    with pytest.raises(InputError, match="alpha is a weight from 0 to 1, not 2"):
+    with pytest.raises(InputError, match="alpha must be a weight between 0 and 1, not 2"):
         found.overlay(alpha=2.0)
 
 
