@@ -212,13 +212,13 @@ class OutputCut(Cut):
         return hooked(after=[(self.module, hook)])
 
 
-def _until(model: nn.Module, inputs: Mapping[str, Any], hooks: AbstractContextManager[None]) -> Any:
-    """Run a model until a hook raises ``Enough``, and return what that holds."""
+def _until(model: nn.Module, inputs: Mapping[str, Any], hooks: AbstractContextManager[None]) -> Tensor | None:
+    """Run a model until a hook raises ``Enough``, and return the tokens that it holds."""
     try:
         with hooks:
             model(**inputs)
     except Enough as enough:
-        return enough.args[0]
+        return enough.args[0]  # type: ignore[no-any-return]
     return None
 
 

@@ -402,11 +402,11 @@ class SentenceReader:
             score = functools.partial(scores, cut, text, [tokens for _, tokens in parts])
             tokens = torch.stack([cut.tokens_of(inputs.with_text(inputs.of(each), text)) for each in others])
             own, compared = score(cut.tokens[None])[0], torch.cat([score(each[None]) for each in tokens])
-            above_grey, above_none = score(cut.tokens_of(grey)[None])[0], score(cut.tokens[None], attend=False)[0]
+            of_grey, of_none = score(cut.tokens_of(grey)[None])[0], score(cut.tokens[None], attend=False)[0]
         mean, spread, least = compared.mean(0), compared.std(0, correction=0), compared.exp().amin(0)
         needs, above_grey, above_none = (
             [float(one) - float(other) for one, other in zip(own, less, strict=True)]
-            for less in (mean, above_grey, above_none)
+            for less in (mean, of_grey, of_none)
         )
         words = tuple(
             Word(

@@ -182,8 +182,6 @@ def test_the_shell_draws_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "1: plane" in printed
     (file,) = tmp_path.iterdir()
     assert file.name == "plane-sky.3-concepts.features.png"
-    assert main(["concepts", "--model", "demo-fair"]) == 2
-    assert main([*call[:2], "-m", "demo-fair", "-n", "0"]) == 2
 
 
 # --- what is refused
