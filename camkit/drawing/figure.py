@@ -297,8 +297,7 @@ def resized(pixels: Pixels, size: tuple[int, int]) -> Pixels:
 
 def fitted(picture: Drawable, most: int) -> Pixels:
     """Return a picture at the size at which a figure shows it."""
-    height, width = size_of(picture)
-    return resized(pixels_of(picture), shown_size(height, width, most))
+    return resized(pixels_of(picture), shown_size(*size_of(picture), most))
 
 
 def scaled_box(box: Box, before: tuple[int, int], after: tuple[int, int]) -> Box:

@@ -205,18 +205,12 @@ def silent_channels(values: Shaped[Tensor, "n *rest"], axis: int) -> tuple[int, 
     return tuple((values == 0).movedim(axis, 0).flatten(1).all(1).nonzero().flatten().tolist())
 
 
-def peaks(values: Shaped[Tensor, "n *rest"], axis: int) -> Float[Tensor, "2 c"]:
-    """Return each channel's largest value and its root mean square."""
-    by_channel = plain(values).movedim(axis, 0).flatten(1)
-    return torch.stack([by_channel.amax(1), by_channel.square().mean(1).sqrt()])
-
-
 def off_channels(dead: tuple[int, ...], before: Float[Tensor, "2 c"]) -> tuple[int, ...]:
     """Return the dead channels that are so far below zero that they are unlikely ever to become active.
 
     Args:
         dead: channels that are zero after the activation function, one or more.
-        before: the ``peaks`` of the activation function's input.
+        before: the largest value of each channel of the activation function's input, and its root mean square.
     """
     highest, size = before.tolist()
     alive = sorted(size[channel] for channel in range(len(size)) if channel not in set(dead))
@@ -323,7 +317,7 @@ class LayerCall:
         outputs: the statistics of all floating-point tensors that it returned, by their numbers among all tensors.
         gradients: those of their gradients in the last backward pass.
         flaws: what its input held: "nan", "infinity".
-        peaks: how far below zero the channels of a ReLU's input lie.
+        peaks: the largest value of each channel of a ReLU's input, and its root mean square (2, C).
     """
 
     def __init__(self, name: str, module: nn.Module) -> None:
@@ -381,7 +375,8 @@ class LayerPass(NumberedCalls):
             if not bool(tensor.isfinite().all()):
                 call.flaws |= {flaw for flaw, name in FLAWS.items() if bool(getattr(tensor, f"is{name}")().any())}
         if isinstance(module, RELUS) and tensors and tensors[0].dim() > 1 and tensors[0].numel():
-            call.peaks = peaks(tensors[0], self._axis or self._axes[name])
+            channels = plain(tensors[0]).movedim(self._axis or self._axes[name], 0).flatten(1)
+            call.peaks = torch.stack([channels.amax(1), channels.square().mean(1).sqrt()])
         return call
 
     def _ended(self, name: str, module: nn.Module, begun: LayerCall | None, output: Any) -> LayerCall:

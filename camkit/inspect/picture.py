@@ -36,12 +36,11 @@ _TO_GRADIENTS = _TO_ACTIVATIONS + _ACTIVATIONS + _SPACE
 _PANEL = _NAME + _ACTIVATIONS + _GRADIENTS + 3 * _SPACE + 14
 _TOP = 116
 _HEAD = 46
-_MOST_ROWS = 40
 
 
 def draw(title: str, summary: str, rows: Sequence[LayerStatistics], findings: Sequence[Finding]) -> Pixels:
     """Return the picture that ``Diagnosis.sheet`` describes, under a title and a line about the batch."""
-    panels = max(1, math.ceil(len(rows) / _MOST_ROWS))
+    panels = max(1, math.ceil(len(rows) / 40))
     high = math.ceil(len(rows) / panels)
     width = max(2 * _MARGIN + panels * _PANEL, 980)
     canvas = Canvas(width, _TOP + _HEAD + high * _ROW + _MARGIN)

@@ -102,8 +102,7 @@ class DecoderCut(Cut):
     @property
     def entering(self) -> Float[Tensor, "1 l c"]:
         """The whole tensor that holds the picture's tokens."""
-        entering: Tensor = self.arguments[self.entry]
-        return entering
+        return self.arguments[self.entry]  # type: ignore[no-any-return]
 
     @property
     def positions(self) -> Int[Tensor, " n"]:
@@ -258,8 +257,7 @@ def decoder_cut(
 
 def text_of(inputs: Mapping[str, Any]) -> Int[Tensor, "1 t"]:
     """Return the text that the model reads or continues."""
-    text: Tensor = inputs["decoder_input_ids"] if "decoder_input_ids" in inputs else inputs["input_ids"]
-    return text
+    return inputs["decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"]  # type: ignore[no-any-return]
 
 
 def tensor_of(output: Any) -> Tensor | None:
