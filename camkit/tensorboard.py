@@ -12,7 +12,7 @@ It needs the extra ``camkit[tensorboard]``.
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.util
 import io
 import itertools
 import math
@@ -23,7 +23,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakMethod
 
@@ -233,9 +232,7 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
         with self._writing():
             self._events.close()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the watch."""
         self.close()
 
@@ -430,12 +427,9 @@ def lightning_watch(
     Raises:
         InputError: Lightning is not installed; when the training starts: the trainer has no TensorBoardLogger.
     """
-    for package in ("lightning.pytorch", "pytorch_lightning"):
-        with contextlib.suppress(ImportError):
-            base = importlib.import_module(package).Callback
-            break
-    else:
-        raise InputError("lightning_watch needs the package lightning: pip install lightning")
+    with as_error(InputError, lambda _: "lightning_watch needs the package lightning: pip install lightning"):
+        newer = importlib.util.find_spec("lightning") is not None
+        base = importlib.import_module("lightning.pytorch" if newer else "pytorch_lightning").Callback
 
     class LightningWatch(base):  # type: ignore[misc, valid-type] # from whichever package is installed
         """Calls a TrainingWatch at the end of each batch."""
