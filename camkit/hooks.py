@@ -18,8 +18,7 @@ import math
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -60,10 +59,7 @@ from camkit.types import LayerRef
 __all__ = ["Call", "Recording", "clip_norm", "clip_value", "edit", "edit_gradients", "noise", "record", "scale"]
 
 _MOST_NAMED = 3
-"""Calls that the line for a recording names."""
-_LONGEST = 80
-"""Characters of a description of an output: a layer may return nested tuples of many tensors."""
-
+"""Calls that the line for a recording names, and a refusal."""
 
 NO_BACKWARD = (
     "call backward() inside the with block, on a value that depends on it; if it returns a view that is changed in "
@@ -72,7 +68,6 @@ NO_BACKWARD = (
 """What to do if no backward pass reached a layer or parameter."""
 
 
-@dataclass
 class Scope:
     """The thread, and the backward pass if any, in which hooks were set.
 
@@ -80,28 +75,24 @@ class Scope:
     (``torch.utils.checkpoint``) did not keep. ``acts``, if given, can switch the hooks off for a while.
     """
 
-    thread: int = field(default_factory=threading.get_ident)
-    inside: int = field(default_factory=backward_pass)
-    acts: Callable[[], bool] | None = None
+    def __init__(self, acts: Callable[[], bool] | None = None) -> None:
+        self.thread, self.inside, self._acts = threading.get_ident(), backward_pass(), acts
 
     def first_run(self) -> bool:
         """Tell whether the current call belongs to this thread and is not a repetition during a backward pass."""
         is_first = threading.get_ident() == self.thread and backward_pass() == self.inside
-        return is_first and (self.acts is None or self.acts())
+        return is_first and (self._acts is None or self._acts())
 
     def any_run(self) -> bool:
         """Tell whether the current call belongs to this thread, or to a thread of PyTorch's that may work for it.
 
         PyTorch runs backward passes on GPUs in its own threads, which do not tell whose pass they run.
         """
-        return threading.get_ident() == self.thread or (backward_pass() >= 0 and not _of_python())
-
-
-def _of_python() -> bool:
-    """Tell whether Python started the current thread."""
-    current = threading.get_ident()
-    threads = (thread for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread))
-    return any(thread.ident == current for thread in threads)
+        current = threading.get_ident()
+        if current == self.thread or backward_pass() < 0:
+            return current == self.thread
+        threads = (thread for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread))
+        return all(thread.ident != current for thread in threads)  # Python has started those
 
 
 class TensorHooks:
@@ -109,18 +100,15 @@ class TensorHooks:
 
     def __init__(self) -> None:
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
-        self._cleanup_length = _MANY
-
-    def __len__(self) -> int:
-        """Return how many hooks are remembered."""
-        return len(self._handles)
+        self._cleanup_length = 0
 
     def add(self, tensor: Tensor, hook: GradientHook) -> None:
         """Have the hook called with each gradient of a tensor, as ``hook_gradient`` says."""
         self._handles += hook_gradient(tensor, hook)
         if len(self._handles) > self._cleanup_length:
             self._handles = [handle for handle in self._handles if handle.hooks_dict_ref() is not None]
-            self._cleanup_length = 2 * len(self._handles) + _MANY
+            # A few passes' worth may accumulate: some kilobytes
+            self._cleanup_length = 2 * len(self._handles) + 256
 
     def remove(self) -> None:
         """Remove all of them."""
@@ -129,15 +117,11 @@ class TensorHooks:
             self._handles.pop()
 
 
-_MANY = 256
-"""How many handles may accumulate before those of deleted tensors are dropped: a few passes' worth, some kilobytes."""
-
-
 class NumberedCalls:
-    """Hooks on layers that act in one thread, and number the calls of each layer.
+    """Hooks on layers that act in one thread, number the calls of each layer, and keep what a subclass notes of each.
 
-    A subclass says in ``_begun`` and ``_ended`` what to note. Calls that activation checkpointing repeats in a backward
-    pass are left out.
+    A subclass says in ``_begun`` and ``_ended`` what to note, and in ``_take_gradient`` what to do with the gradient of
+    a tensor that a layer returned. Calls that activation checkpointing repeats in a backward pass are left out.
 
     Args:
         model: the model.
@@ -153,16 +137,19 @@ class NumberedCalls:
         self._layers = {ref.name: module for ref, module in selected.items()}
         self._refs, self._reads_gradients = frozenset(selected), gradients
         self._scope, self._tensor_hooks = Scope(acts=acts), TensorHooks()
+        self._calls: list[Any] = []
         self._counts: Counter[str] = Counter()
         self._open: defaultdict[str, list[tuple[int, Any]]] = defaultdict(list)  # calls that have not ended
 
     def clear(self) -> None:
         """Forget all calls and number new ones from 1 again, for example before the next training step."""
+        self._calls.clear()
         self._counts.clear()
         self._tensor_hooks.remove()
 
     @contextmanager
-    def _hooked(self) -> Iterator[None]:
+    def hooked(self) -> Iterator[None]:
+        """Note calls in the block."""
         before = [(module, partial(self._begin, name)) for name, module in self._layers.items()]
         after = [(module, partial(self._end, name)) for name, module in self._layers.items()]
         try:
@@ -181,21 +168,27 @@ class NumberedCalls:
         if not self._refs & {LayerRef(name), LayerRef(name, self._counts[name])}:
             return None
         output = own_output(output, started) if self._reads_gradients else output
-        self._ended(name, module, kept, output)
+        call = self._ended(name, module, kept, output)
+        self._calls.append(call)
+        if self._reads_gradients:
+            for number, tensor in differentiable(output):
+                self._tensor_hooks.add(tensor, partial(self._take_gradient, call, number))
         return output
 
     def _begun(self, name: str, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Return what to keep of a call that begins, until it ends."""
 
-    def _ended(self, name: str, module: nn.Module, begun: Any, output: Any) -> None:
-        """Note a call that has ended."""
+    def _ended(self, name: str, module: nn.Module, begun: Any, output: Any) -> Any:
+        """Return what to keep of a call that has ended."""
+
+    def _take_gradient(self, call: Any, number: int, gradient: Tensor | None) -> None:
+        """Note the gradient of the tensor with this number; a custom function may return None for one."""
 
     def _key(self, name: str, number: int) -> str:
         """Return a call's name: that of the layer, numbered if it ran several times or was selected by call number."""
         return name if self._counts[name] == 1 and LayerRef(name) in self._refs else f"{name}#{number}"
 
 
-@dataclass(eq=False, repr=False)
 class Call:
     """One call of one layer.
 
@@ -214,13 +207,12 @@ class Call:
 
     """
 
-    name: str
-    number: int
-    _arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-    _output: tuple[Any] | None = None  # a tuple of one, since a layer may return None
-    _tensor_numbers: Any = None  # the output's structure, with each tensor's number in its place
-    _why_no_gradient: str = "gradients were not requested; use record(..., gradients=True)"
-    _gradients_by_pass: dict[int, dict[int, Any]] = field(default_factory=dict)
+    def __init__(self, name: str, number: int, arguments: tuple[tuple[Any, ...], dict[str, Any]] | None) -> None:
+        self.name, self.number, self._arguments = name, number, arguments
+        self._output: tuple[Any] | None = None  # a tuple of one, since a layer may return None
+        self._tensor_numbers: Any = None  # the output's structure, with each tensor's number in its place
+        self._why_no_gradient = "gradients were not requested; use record(..., gradients=True)"
+        self._gradients_by_pass: dict[int, dict[int, Any]] = {}
 
     def __str__(self) -> str:
         """Return ``"layer4#1"``."""
@@ -237,7 +229,7 @@ class Call:
             return "not recorded"
         shapes = [str(tuple(tensor.shape)) for tensor in tensors_in(self._output)]
         text = ", ".join(shapes) or " ".join(repr(self._output[0]).split())
-        return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+        return text if len(text) <= 80 else f"{text[:77]}..."  # a layer may return nested tuples of many tensors
 
     @property
     def inputs(self) -> tuple[Any, ...]:
@@ -246,17 +238,17 @@ class Call:
         Raises:
             LayerError: inputs were not recorded.
         """
-        return self._recorded_arguments()[0]
+        return self._recorded("inputs", self._arguments)[0]  # type: ignore[no-any-return]
 
     @property
     def keywords(self) -> dict[str, Any]:
         """The keyword arguments, otherwise like ``inputs``."""
-        return self._recorded_arguments()[1]
+        return self._recorded("inputs", self._arguments)[1]  # type: ignore[no-any-return]
 
-    def _recorded_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if self._arguments is None:
-            raise LayerError(f"the inputs of layer {str(self)!r} were not recorded; use record(..., inputs=True)")
-        return self._arguments
+    def _recorded(self, what: str, kept: Any) -> Any:
+        if kept is None:
+            raise LayerError(f"the {what} of layer {str(self)!r} were not recorded; use record(..., {what}=True)")
+        return kept
 
     @property
     def output(self) -> Any:
@@ -268,9 +260,7 @@ class Call:
         Raises:
             LayerError: outputs were not recorded.
         """
-        if self._output is None:
-            raise LayerError(f"the output of layer {str(self)!r} was not recorded; use record(..., outputs=True)")
-        return self._output[0]
+        return self._recorded("outputs", self._output)[0]
 
     @property
     def gradient(self) -> Any:
@@ -282,12 +272,10 @@ class Call:
             LayerError: no backward pass reached the layer, several did, or gradients were not recorded.
         """
         gradients = self.gradients
-        if not gradients:
-            raise LayerError(f"no backward pass has reached layer {str(self)!r}; {NO_BACKWARD}")
-        if len(gradients) > 1:
-            raise LayerError(
-                f"{len(gradients)} backward passes have reached layer {str(self)!r}; .gradients has one entry for each"
-            )
+        if len(gradients) != 1:
+            several = f"{len(gradients)} backward passes have reached layer {str(self)!r}"
+            none = f"no backward pass has reached layer {str(self)!r}; {NO_BACKWARD}"
+            raise LayerError(f"{several}; .gradients has one entry for each" if gradients else none)
         return gradients[0]
 
     @property
@@ -302,10 +290,6 @@ class Call:
         return tuple(
             mapped(self._tensor_numbers, by_number.get) for by_number in list(self._gradients_by_pass.values())
         )
-
-    def _take_gradient(self, number: int, keep: Make, gradient: Tensor | None) -> None:
-        if gradient is not None:  # a custom function may return None for one of its inputs
-            self._gradients_by_pass.setdefault(backward_pass(), {})[number] = keep(gradient)
 
 
 class Recording(Tabular, NumberedCalls, Mapping[str, Call]):
@@ -332,7 +316,6 @@ class Recording(Tabular, NumberedCalls, Mapping[str, Call]):
         recorded_names = {module: name for name, module in self._layers.items()}
         self._names = {name: recorded_names[module] for name, module in modules.items() if module in recorded_names}
         self._keep, self._inputs, self._outputs = keep, inputs, outputs
-        self._calls: list[Call] = []
 
     def __repr__(self) -> str:
         """Return one line with the names of the first calls."""
@@ -352,11 +335,6 @@ class Recording(Tabular, NumberedCalls, Mapping[str, Call]):
     def calls(self) -> tuple[Call, ...]:
         """Every recorded call, in the order in which they ended."""
         return tuple(self._calls)
-
-    def clear(self) -> None:
-        """Forget all calls and number new ones from 1 again, for example before the next training step."""
-        super().clear()
-        self._calls.clear()
 
     def __len__(self) -> int:
         """Return the number of recorded calls."""
@@ -390,39 +368,33 @@ class Recording(Tabular, NumberedCalls, Mapping[str, Call]):
             hint = nearest_numbers(name, recorded) or did_you_mean(name, recorded)
             raise LayerError(f"layer {name or THE_MODEL!r} is not among those recorded{hint}")
         name = self._names[name]
-        count = self._counts[name]
-        if not count:
+        calls = {str(call.number): call for call in self._calls if call.name == name}
+        if digits is None and self._counts[name] == 1:
+            digits = "1"
+        if digits not in calls:
+            named = [repr(str(call)) for call in calls.values()][:_MOST_NAMED]
             raise LayerError(
-                f"layer {name!r} has not run while it was recorded, in the thread that opened the recording"
+                f"layer {name!r} ran {self._counts[name]} times while it was recorded, in the thread that opened the "
+                f"recording; {key!r} must be one of its recorded calls: {', '.join(named) or 'none'}"
             )
-        if digits is None and count > 1:
-            raise LayerError(
-                f"layer {name!r} ran {count} times; choose the call, for example {name + '#1'!r} or {name + '#2'!r}"
-            )
-        number = 1 if digits is None else int(digits) if digits.isdecimal() else 0
-        call = next((call for call in self._calls if call.name == name and call.number == number), None)
-        if call is None:
-            raise LayerError(f"layer {name!r} ran {count} times, and no call {key!r} was recorded")
-        return call
+        return calls[digits]  # type: ignore[no-any-return]
 
     def _begun(self, name: str, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:  # noqa: ARG002
         return _kept((arguments, keywords), self._keep) if self._inputs else None
 
-    def _ended(self, name: str, module: nn.Module, begun: Any, output: Any) -> None:  # noqa: ARG002
+    def _ended(self, name: str, module: nn.Module, begun: Any, output: Any) -> Call:  # noqa: ARG002
         call = Call(name, self._counts[name], begun)
-        self._calls.append(call)
         if self._outputs:
             call._output = (_kept(output, self._keep),)
-        if not self._reads_gradients:
-            return
-        tensors = tensors_in(output)
-        numbers = iter(range(len(tensors)))
-        call._tensor_numbers = mapped(output, lambda item: next(numbers) if isinstance(item, Tensor) else None)
-        call._why_no_gradient = why_no_gradient()
-        for number, tensor in enumerate(tensors):
-            if torch.is_grad_enabled() and tensor.requires_grad:
-                self._tensor_hooks.add(tensor, partial(call._take_gradient, number, self._keep))
-                call._why_no_gradient = ""
+        if self._reads_gradients:
+            numbers = itertools.count()
+            call._tensor_numbers = mapped(output, lambda item: next(numbers) if isinstance(item, Tensor) else None)
+            call._why_no_gradient = why_no_gradient(output)
+        return call
+
+    def _take_gradient(self, call: Call, number: int, gradient: Tensor | None) -> None:
+        if gradient is not None:
+            call._gradients_by_pass.setdefault(backward_pass(), {})[number] = self._keep(gradient)
 
 
 @contextmanager
@@ -471,7 +443,7 @@ def record(
     """
     keep = partial(_copied_or_reduced, reduce)
     recording = Recording(model, layers, keep, inputs=inputs, outputs=outputs, gradients=gradients)
-    with recording._hooked():
+    with recording.hooked():
         yield recording
 
 
@@ -479,10 +451,17 @@ def _kept(value: Any, keep: Make) -> Any:
     return mapped(value, lambda item: keep(item) if isinstance(item, Tensor) else plain(item))
 
 
-def why_no_gradient() -> str:
-    """Return why the output of a layer that has just run has no gradient."""
+def differentiable(output: Any) -> list[tuple[int, Tensor]]:
+    """Return the tensors with a gradient that a layer has just returned, and the number of each among all of them."""
+    # While gradients are off, a tensor that requires them was not computed by this layer.
+    tensors = tensors_in(output) if torch.is_grad_enabled() else []
+    return [(number, tensor) for number, tensor in enumerate(tensors) if tensor.requires_grad]
+
+
+def why_no_gradient(output: Any) -> str:
+    """Return why what a layer has just returned has no gradient; empty if it has one."""
     if torch.is_grad_enabled():
-        return "its output depends on nothing that requires gradients"
+        return "" if differentiable(output) else "its output depends on nothing that requires gradients"
     return (
         "it ran while gradients are off, as under no_grad, inference_mode or reentrant checkpointing "
         "(torch.utils.checkpoint with use_reentrant=True; False works)"
@@ -529,11 +508,8 @@ def edit(model: nn.Module, edits: Mapping[Selector, Callable[[Any], Any]]) -> It
     [[0.0]]
 
     """
-    scope = Scope()
-    planned = [_layer_edit(model, selector, change) for selector, change in edits.items()]
-    with eagerly(), _after(model, planned, _replaced, scope):
+    with _editing(model, [_Edit.of_layers(model, key, change) for key, change in edits.items()], _replaced, Scope()):
         yield
-    _check_applied(planned)
 
 
 def _replaced(edit: _Edit, name: str, _: nn.Module, output: Any) -> Any:
@@ -581,14 +557,15 @@ def edit_gradients(model: nn.Module, edits: Mapping[Selector, Change]) -> Iterat
 
     """
     scope, hooks, modules = Scope(), TensorHooks(), modules_by_name(model)
-    layers: list[_Edit] = []
-    parameters: list[tuple[_Edit, dict[str, nn.Parameter]]] = []
+    planned: list[_Edit] = []
+    parameters: list[tuple[_Edit, str, nn.Parameter]] = []
     for key, change in edits.items():
         if isinstance(key, str) and not chooses_layers(modules, key):
-            of_parameters = _Edit(f"the gradient of parameter {key!r}", change, {}, _UNREACHED)
-            parameters.append((of_parameters, select_parameters(model, key)))
+            edit = _Edit(f"the gradient of parameter {key!r}", change, {}, _UNREACHED)
+            parameters += [(edit, name, parameter) for name, parameter in select_parameters(model, key).items()]
         else:
-            layers.append(_layer_edit(model, key, change))
+            edit = _Edit.of_layers(model, key, change)
+        planned.append(edit)
 
     started: dict[nn.Module, int] = {}
 
@@ -597,26 +574,23 @@ def edit_gradients(model: nn.Module, edits: Mapping[Selector, Change]) -> Iterat
 
     def hook_output(edit: _Edit, name: str, module: nn.Module, output: Any) -> Any:
         output = own_output(output, started.get(module, 0))
-        # While gradients are off, a tensor that requires them was not computed by this layer.
-        tensors = [tensor for tensor in tensors_in(output) if tensor.requires_grad] if torch.is_grad_enabled() else []
-        for tensor in tensors:
+        why_not = why_no_gradient(output)
+        edit.why_not = f"it has no gradient: {why_not}" if why_not else _UNREACHED
+        for _, tensor in differentiable(output):
             hooks.add(tensor, partial(_changed, edit, f"layer {name!r}"))
-        edit.why_not = _UNREACHED if tensors else f"it has no gradient: {why_no_gradient()}"
         return output
 
     def change_parameter(edit: _Edit, name: str, gradient: Tensor | None) -> Tensor | None:
         return _changed(edit, f"parameter {name!r}", gradient) if scope.any_run() else None
 
-    edited = {module for edit in layers for module in edit.layers.values()}
+    edited = {module for edit in planned for module in edit.layers.values()}
     try:
-        with eagerly(), starts(edited, begin), _after(model, layers, hook_output, scope):
-            for edit, chosen in parameters:
-                for name, parameter in chosen.items():
-                    hooks.add(parameter, partial(change_parameter, edit, name))
+        with starts(edited, begin), _editing(model, planned, hook_output, scope):
+            for edit, name, parameter in parameters:
+                hooks.add(parameter, partial(change_parameter, edit, name))
             yield
     finally:
         hooks.remove()
-    _check_applied([*layers, *(edit for edit, _ in parameters)])
 
 
 _UNREACHED = f"no backward pass reached it; {NO_BACKWARD}"
@@ -636,41 +610,36 @@ def _changed(edit: _Edit, what: str, gradient: Tensor | None) -> Tensor | None:
     return changed
 
 
-@dataclass(eq=False)
 class _Edit:
     """One entry of ``edits``, and whether it was applied in the block; if not, ``why_not`` gives the likely reason."""
 
-    what: str
-    change: Callable[[Any], Any]
-    layers: dict[LayerRef, nn.Module]
-    why_not: str
-    applied: bool = False
+    def __init__(
+        self, what: str, change: Callable[[Any], Any], layers: dict[LayerRef, nn.Module], why_not: str
+    ) -> None:
+        self.what, self.change, self.layers, self.why_not = what, change, layers, why_not
+        self.applied = False
 
-
-_DID_NOT_RUN = (
-    "it did not run inside the block, in this thread; a layer does not run if its forward() is called directly, or if "
-    "only its weights are used, as nn.MultiheadAttention uses those of out_proj"
-)
-
-
-def _layer_edit(model: nn.Module, selector: Selector, change: Callable[[Any], Any]) -> _Edit:
-    layers = select_layers(model, selector)
-    first, *others = [str(ref) or THE_MODEL for ref in layers]
-    more = f" (and {len(others)} more)" if others else ""
-    return _Edit(f"layer {first!r}{more}", change, layers, _DID_NOT_RUN)
-
-
-def _check_applied(edits: Iterable[_Edit]) -> None:
-    for edit in edits:
-        if not edit.applied:
-            raise LayerError(f"{edit.what} was not edited: {edit.why_not}")
+    @classmethod
+    def of_layers(cls, model: nn.Module, selector: Selector, change: Callable[[Any], Any]) -> _Edit:
+        layers = select_layers(model, selector)
+        first, *others = [str(ref) or THE_MODEL for ref in layers]
+        more = f" (and {len(others)} more)" if others else ""
+        did_not_run = (
+            "it did not run inside the block, in this thread; a layer does not run if its forward() is called "
+            "directly, or if only its weights are used, as nn.MultiheadAttention uses those of out_proj"
+        )
+        return cls(f"layer {first!r}{more}", change, layers, did_not_run)
 
 
 @contextmanager
-def _after(
+def _editing(
     model: nn.Module, edits: Iterable[_Edit], act: Callable[[_Edit, str, nn.Module, Any], Any], scope: Scope
 ) -> Iterator[None]:
-    """Call ``act(edit, layer's name, layer, output)`` after each call of each edited layer."""
+    """Call ``act(edit, layer's name, layer, output)`` after each call of each edited layer.
+
+    Raises:
+        LayerError: at the end of the block, unless another exception ends it: an edit was never applied.
+    """
     selected = [(edit, ref, module) for edit in edits for ref, module in edit.layers.items()]
     counts: Counter[nn.Module] = Counter()  # of the calls in the current pass through the model
 
@@ -694,14 +663,18 @@ def _after(
             edit.why_not = f"layer {ref.name!r} ran fewer than {ref.call} times in a pass"
         return None
 
-    with ExitStack() as stack:
-        numbered = {module for _, ref, module in selected if ref.call is not None}
-        if numbered:
-            whole = getattr(model, "_orig_mod", model)
-            stack.enter_context(hooked([(whole, begin_pass)], [(each, count) for each in numbered], scope.first_run))
-        hooks = [(module, partial(end_call, edit, ref)) for edit, ref, module in selected]
-        stack.enter_context(hooked(after=hooks, acts=scope.any_run))
+    numbered = {module for _, ref, module in selected if ref.call is not None}
+    passes = [(getattr(model, "_orig_mod", model), begin_pass)] if numbered else []
+    calls = [(module, partial(end_call, edit, ref)) for edit, ref, module in selected]
+    with (
+        eagerly(),
+        hooked(passes, [(module, count) for module in numbered], scope.first_run),
+        hooked(after=calls, acts=scope.any_run),
+    ):
         yield
+    for edit in edits:
+        if not edit.applied:
+            raise LayerError(f"{edit.what} was not edited: {edit.why_not}")
 
 
 Change: TypeAlias = Callable[[Tensor], Tensor]

@@ -12,8 +12,9 @@ It needs the extra ``camkit[tensorboard]``.
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.util
 import io
+import itertools
 import math
 import threading
 import warnings
@@ -22,7 +23,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakMethod
 
@@ -42,7 +42,7 @@ from camkit.images.prepare import prepare, unbatched
 from camkit.inspect import Diagnosis
 from camkit.inspect.feature_maps import feature_maps
 from camkit.inspect.layer_statistics import RELUS, LayerPass, TensorStatistics, statistics
-from camkit.layers.names import THE_MODEL, Layers, Selector, find_layers, modules_by_name, parameters_by_name
+from camkit.layers.names import THE_MODEL, Layers, Selector, find_layers, parameters_by_name
 from camkit.methods import SHARPENED, MethodLike, find_method
 from camkit.models import Labels, as_model, device_of, dtype_of
 from camkit.models.loaded import as_labels
@@ -232,9 +232,7 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
         with self._writing():
             self._events.close()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the watch."""
         self.close()
 
@@ -254,13 +252,13 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
 
     def _heat_sheet(self, explanations: Sequence[Explanation], step: int) -> Pixels:
         """Draw the pictures with their classes and probabilities; what changed since the last sheet is in amber."""
-        earlier, self._last_sheet = self._last_sheet, (step, [explanation.name for explanation in explanations])
-        before, names = earlier or (step, [explanation.name for explanation in explanations])
-        tiles = []
-        for number, explanation in enumerate(explanations):
+        names = [explanation.name for explanation in explanations]
+        before, earlier = self._last_sheet or (step, names)
+        self._last_sheet, tiles = (step, names), []
+        # A target may stand for more classes than in the last sheet
+        for explanation, was in itertools.zip_longest(explanations, earlier[: len(names)]):
             share = "" if explanation.probability is None else f" {percent(explanation.probability)}"
-            was = names[number] if number < len(names) else explanation.name
-            change = f"was {was} at step {before}" if was != explanation.name else ""
+            change = f"was {was} at step {before}" if was not in (None, explanation.name) else ""
             tiles.append(Tile(explanation.overlay(), explanation.name + share, change))
         changed = sum(bool(tile.note) for tile in tiles)
         title = f"step {step}" + (f": {changed} of {len(tiles)} changed since step {before}" if changed else "")
@@ -319,18 +317,15 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
             hooks.close()
 
     def _write_layers(self, recorded: LayerPass, step: int) -> None:
-        modules = modules_by_name(self._model)
         for key, call in recorded.calls.items():
-            if call.row is None or call.name not in modules:  # it was removed from the model
-                continue
-            name = key or THE_MODEL
-            tags = [f"{name}/{number}" if len(call.outputs) > 1 else name for number in range(len(call.outputs))]
-            for tag, numbers in zip(tags, call.outputs, strict=True):
+            name, row = key or THE_MODEL, call.row
+            for place, (number, numbers) in enumerate(call.outputs.items()):
+                tag = f"{name}/{place}" if len(call.outputs) > 1 else name
                 self._write_distribution(f"activations/{tag}", numbers, step)
-            if call.row.dead is not None and call.row.channels and isinstance(call.module, RELUS):
-                self._writer.add_scalar(f"dead_share/{name}", len(call.row.dead) / call.row.channels, step)
-            for number, numbers in call.gradients.items():
-                self._write_distribution(f"gradients/{tags[number]}", numbers, step, 1 / self._scale)
+                if number in call.gradients:
+                    self._write_distribution(f"gradients/{tag}", call.gradients[number], step, 1 / self._scale)
+            if row is not None and row.dead is not None and row.channels and isinstance(call.module, RELUS):
+                self._writer.add_scalar(f"dead_share/{name}", len(row.dead) / row.channels, step)
 
     def _write_parameters(self, step: int) -> None:
         squares: dict[str, float] = defaultdict(float)
@@ -432,12 +427,9 @@ def lightning_watch(
     Raises:
         InputError: Lightning is not installed; when the training starts: the trainer has no TensorBoardLogger.
     """
-    for package in ("lightning.pytorch", "pytorch_lightning"):
-        with contextlib.suppress(ImportError):
-            base = importlib.import_module(package).Callback
-            break
-    else:
-        raise InputError("lightning_watch needs the package lightning: pip install lightning")
+    with as_error(InputError, lambda _: "lightning_watch needs the package lightning: pip install lightning"):
+        newer = importlib.util.find_spec("lightning") is not None
+        base = importlib.import_module("lightning.pytorch" if newer else "pytorch_lightning").Callback
 
     class LightningWatch(base):  # type: ignore[misc, valid-type] # from whichever package is installed
         """Calls a TrainingWatch at the end of each batch."""
@@ -520,19 +512,18 @@ def naming_the_folder(writer: Any) -> Iterator[None]:
 def add_histogram(writer: Any, tag: str, distribution: TensorStatistics, step: int, factor: float = 1) -> None:
     """Write the distribution of a tensor's finite numbers times a factor; if there are none, write nothing."""
     count = sum(distribution.histogram.counts)
-    if not count or not math.isfinite(distribution.low):
-        return
-    writer.add_histogram_raw(
-        tag,
-        min=distribution.low * factor,
-        max=distribution.high * factor,
-        num=count,
-        sum=distribution.mean * factor * count,
-        sum_squares=(distribution.norm * factor) ** 2,
-        bucket_limits=[edge * factor for edge in distribution.histogram.edges[1:]],
-        bucket_counts=list(distribution.histogram.counts),
-        global_step=step,
-    )
+    if count:
+        writer.add_histogram_raw(
+            tag,
+            min=distribution.low * factor,
+            max=distribution.high * factor,
+            num=count,
+            sum=distribution.mean * factor * count,
+            sum_squares=(distribution.norm * factor) ** 2,
+            bucket_limits=[edge * factor for edge in distribution.histogram.edges[1:]],
+            bucket_counts=list(distribution.histogram.counts),
+            global_step=step,
+        )
 
 
 def add_picture(writer: Any, tag: str, pixels: Pixels, step: int) -> None:

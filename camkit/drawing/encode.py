@@ -20,17 +20,6 @@ from camkit.types import Pixels
 MARK = b"Software\0camkit"
 """The text that names the program that wrote a file; camkit recognises its own drawings by it."""
 
-JPEG_QUALITY = 90
-"""Above it, files grow faster than the eye sees a difference; below it, the edges of a caption blur."""
-
-_PDF_QUALITY = 95
-"""The quality of the JPEG in a PDF, which is enlarged to a wall."""
-
-_PNG_HEAD = 33
-"""The length of a PNG's signature and header chunk, in bytes."""
-_JPEG_HEAD = 20
-"""The length of a JPEG's first two segments as OpenCV writes them: the start, and the JFIF header."""
-
 JPEG_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif")
 
 
@@ -41,7 +30,8 @@ def encode(pixels: Pixels, extension: str = ".png") -> bytes:
         OutputError: OpenCV cannot write this file type, or no such file can be so large.
     """
     kind = extension.lower()
-    options = [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY] if kind in JPEG_SUFFIXES else []
+    # Above this quality, files grow faster than the eye sees a difference; below it, the edges of a caption blur
+    options = [cv2.IMWRITE_JPEG_QUALITY, 90] if kind in JPEG_SUFFIXES else []
     try:
         swapped = cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR)
         done, data = cv2.imencode(".jpg" if kind in JPEG_SUFFIXES else extension, swapped, options)
@@ -49,18 +39,15 @@ def encode(pixels: Pixels, extension: str = ".png") -> bytes:
         done = False
     if not done:
         raise OutputError(f"camkit cannot write this picture as {extension!r}; use .png, .jpg, .webp or .tiff")
-    return _marked(data.tobytes())
-
-
-def _marked(file: bytes) -> bytes:
-    """Return a PNG or a JPEG with camkit's mark after its header; other files as they are."""
-    if file.startswith(b"\xff\xd8"):  # the kind of the segment, its length with these two bytes, the text
-        return file[:_JPEG_HEAD] + b"\xff\xfe" + struct.pack(">H", len(MARK) + 2) + MARK + file[_JPEG_HEAD:]
-    if file.startswith(b"\x89PNG"):  # the length of the text, the kind of the chunk, the text, a checksum
-        chunk = b"tEXt" + MARK
-        marked = struct.pack(">I", len(MARK)) + chunk + struct.pack(">I", zlib.crc32(chunk))
-        return file[:_PNG_HEAD] + marked + file[_PNG_HEAD:]
-    return file
+    file = data.tobytes()
+    head, mark = len(file), b""
+    if file.startswith(b"\xff\xd8"):
+        head = 20  # a JPEG's first two segments as OpenCV writes them: the start, and the JFIF header
+        mark = b"\xff\xfe" + struct.pack(">H", len(MARK) + 2) + MARK  # a segment's kind, its length with this, the text
+    elif file.startswith(b"\x89PNG"):
+        head, chunk = 33, b"tEXt" + MARK  # a PNG's signature and its header chunk
+        mark = struct.pack(">I", len(MARK)) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    return file[:head] + mark + file[head:]
 
 
 def mark_video(file: Path) -> None:
@@ -76,7 +63,8 @@ def mark_video(file: Path) -> None:
 def as_pdf(pixels: Pixels, dpi: int) -> bytes:
     """Return a picture as a PDF with one page."""
     page = io.BytesIO()
-    Image.fromarray(pixels).save(page, "PDF", resolution=dpi, quality=_PDF_QUALITY)
+    # The quality is that of the JPEG in the PDF, which is enlarged to a wall
+    Image.fromarray(pixels).save(page, "PDF", resolution=dpi, quality=95)
     return page.getvalue()
 
 
@@ -102,9 +90,7 @@ Drawable: TypeAlias = "Pixels | Image.Image"
 
 def size_of(picture: Drawable) -> tuple[int, int]:
     """Return the height and the width of a picture."""
-    if isinstance(picture, Image.Image):
-        return picture.height, picture.width
-    height, width = picture.shape[:2]
+    height, width = picture.size[::-1] if isinstance(picture, Image.Image) else picture.shape[:2]
     return height, width
 
 

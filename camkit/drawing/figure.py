@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from camkit.drawing.encode import Drawable, pixels_of, size_of, size_within
-from camkit.drawing.overlay import blend, colorize, render
+from camkit.drawing.overlay import colorize, render
 from camkit.drawing.text import AMBER, GREY, INK, LINE, Anchor, Canvas, Colour, fitting, wrapped
 from camkit.errors import InputError
 from camkit.types import Box, Pixels, Style
@@ -60,7 +60,7 @@ def draw(
         resize: what is done with the picture before.
 
     Raises:
-        InputError: the style or the colormap is unknown, alpha is out of range, or the map has one axis.
+        InputError: the map has one axis.
     """
     if heatmap.ndim == 3:
         return draw_slices(heatmap, volume, colormap, alpha, names)
@@ -105,13 +105,9 @@ def draw_slices(
     canvas = Canvas(columns * (width + _SLICE_GAP) - _SLICE_GAP, rows * (height + _CAPTION + _SLICE_GAP) - _SLICE_GAP)
     for place, number in enumerate(numbers):
         left, top = place % columns * (width + _SLICE_GAP), place // columns * (height + _CAPTION + _SLICE_GAP)
-        if volume is None:
-            tile = resized(colorize(heatmap[number], colormap), (height, width))
-        else:
-            tile = blend(
-                resized(volume[number], (height, width)), heatmap[number], None, colormap=colormap, alpha=alpha
-            )
-        canvas.picture(left, top, tile)
+        picture = None if volume is None else resized(volume[number], (height, width))
+        tile = render(picture, heatmap[number], None, colormap=colormap, alpha=alpha)
+        canvas.picture(left, top, resized(tile, (height, width)))
         words = names[number] if names else f"slice {number + 1} of {len(heatmap)}"
         canvas.text(left, top + height + _CAPTION / 2, words, size=_SIZE, colour=GREY)
     return canvas.pixels()
@@ -179,8 +175,6 @@ _BAR = 12
 _TICK = 4
 _TITLE_LINES, _DETAIL_LINES, _NOTE_LINES, _FIXED_NOTE_LINES = 2, 2, 4, 2
 _SHEET_GAP = 12
-_SHEET_SHAPE = 1.6
-"""Width by height that the sheet of several figures comes near to."""
 
 
 @dataclass(frozen=True)
@@ -303,8 +297,7 @@ def resized(pixels: Pixels, size: tuple[int, int]) -> Pixels:
 
 def fitted(picture: Drawable, most: int) -> Pixels:
     """Return a picture at the size at which a figure shows it."""
-    height, width = size_of(picture)
-    return resized(pixels_of(picture), shown_size(height, width, most))
+    return resized(pixels_of(picture), shown_size(*size_of(picture), most))
 
 
 def scaled_box(box: Box, before: tuple[int, int], after: tuple[int, int]) -> Box:
@@ -404,7 +397,10 @@ def percent(share: float | int) -> str:
 
 def sheet(figures: Sequence[Pixels], columns: int | None = None) -> Pixels:
     """Lay figures out in rows, each row as high as its highest figure and each column as wide as its widest."""
-    columns = columns or _columns_of(figures)
+    if columns is None:
+        high, wide = (sum(figure.shape[axis] for figure in figures) for axis in (0, 1))
+        # Width by height that the sheet of several figures comes near to
+        columns = max(1, min(len(figures), round(math.sqrt(len(figures) * 1.6 * high / wide))))
     rows = [figures[start : start + columns] for start in range(0, len(figures), columns)]
     widths = [max(figure.shape[1] for figure in figures[column::columns]) for column in range(len(rows[0]))]
     heights = [max(figure.shape[0] for figure in row) for row in rows]
@@ -418,10 +414,3 @@ def sheet(figures: Sequence[Pixels], columns: int | None = None) -> Pixels:
         for column, figure in enumerate(figures_of_row):
             canvas.picture(sum(widths[:column]) + _SHEET_GAP * column, top, figure)
     return canvas.pixels()
-
-
-def _columns_of(figures: Sequence[Pixels]) -> int:
-    """Return the number of columns for a sheet of about the usual shape."""
-    height = sum(figure.shape[0] for figure in figures) / len(figures)
-    width = sum(figure.shape[1] for figure in figures) / len(figures)
-    return max(1, min(len(figures), round(math.sqrt(len(figures) * _SHEET_SHAPE * height / width))))

@@ -22,14 +22,6 @@ COLORMAPS: dict[str, int] = {
 
 STYLES: tuple[Style, ...] = ("overlay", "side-by-side", "heatmap", "figure")
 
-_CROPPED_BRIGHTNESS = 0.45
-"""Brightness of the part of a picture that the preprocessing cropped away: the model did not see it."""
-_VISIBLE = 1 / 200
-"""The share of a side from which a cropped strip is worth a word. The box of a preprocessing that crops nothing is
-measured, and was off by up to 0.0012 of a side for inputs of 32 to 384 pixels."""
-_OUTLINE_WIDTH = 1 / 200
-"""Width of a detection's outline, as a share of the picture's shorter side."""
-
 
 def check(style: str, colormap: str, alpha: float, max_side: int | None = None) -> None:
     """Check the options for drawing.
@@ -94,7 +86,9 @@ def hides(box: Box, size: tuple[int, int]) -> bool:
     """Tell whether a visible part of a picture of ``size`` (height, width) lies outside a box."""
     height, width = size
     beside = max(box.left, width - box.right) / width, max(box.top, height - box.bottom) / height
-    return max(beside) > _VISIBLE
+    # From this share of a side, a cropped strip is worth a word. The box of a preprocessing that crops nothing is
+    # measured, and was off by up to 0.0012 of a side for inputs of 32 to 384 pixels.
+    return max(beside) > 1 / 200
 
 
 def _between(start: float | int, end: float | int, length: int) -> slice:
@@ -127,7 +121,7 @@ def blend(
     moved = Box(box.left - left, box.top - top, box.right - left, box.bottom - top)
     for unseen in (np.s_[: rows.start], np.s_[rows.stop :], np.s_[rows, : columns.start], np.s_[rows, columns.stop :]):
         if drawn[unseen].size:
-            cv2.convertScaleAbs(drawn[unseen], dst=drawn[unseen], alpha=_CROPPED_BRIGHTNESS)
+            cv2.convertScaleAbs(drawn[unseen], dst=drawn[unseen], alpha=0.45)
     seen = drawn[rows, columns]
     if seen.size:
         colours = cv2.applyColorMap(_warped(_levels(heatmap), moved, seen.shape[:2]), _colours(colormap))
@@ -151,11 +145,7 @@ def render(
     "overlay" blends the heat into the picture, "side-by-side" puts the original picture to the left of that, and
     "heatmap" draws the colours only, at the size of the model's input. Without a picture every style draws the colours
     only.
-
-    Raises:
-        InputError: the style or the colormap is unknown, or alpha is out of range.
     """
-    check(style, colormap, alpha)
     if style == "heatmap" or picture is None:
         return colorize(heatmap, colormap)
     blended = blend(picture, heatmap, box, colormap=colormap, alpha=alpha)
@@ -188,7 +178,7 @@ def outlined(pixels: Pixels, box: Box) -> Pixels:
     height, width = pixels.shape[:2]
     start = max(round(box.left), 0), max(round(box.top), 0)
     end = min(round(box.right), width) - 1, min(round(box.bottom), height) - 1
-    line = max(1, round(min(height, width) * _OUTLINE_WIDTH))
+    line = max(1, round(min(height, width) / 200))
     cv2.rectangle(drawn, start, end, (0, 0, 0), line + 2)
     cv2.rectangle(drawn, start, end, (255, 255, 255), line)
     return drawn

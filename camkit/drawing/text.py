@@ -35,19 +35,14 @@ PAPER: Colour = (255, 255, 255)
 Position: TypeAlias = float | int
 """Pixels from the left or from the top."""
 
-_ANCHORS = {"left": "lm", "middle": "mm", "right": "rm"}
 _NO_CHARACTER = "\U0010ffff"
 """A code that Unicode never assigns: a font draws it as its sign for a missing letter."""
-_SAME_HEIGHT = 0.92
-"""Capitals of OpenCV's font are this much higher than those of Pillow's font of the same size."""
 _BASELINE = 0.36
 """How far the baseline lies below the middle of a line, in font sizes."""
 _PROBE_SIZE = 24
 """The font size at which the pixels of letters are compared with those of the sign for a missing letter."""
 _CACHED_LETTERS = 4096
 """More than the letters of any list of labels but the longest Chinese ones."""
-_BREAKS_AFTER = (" ", "/_-.+,")
-"""A line that is too long is broken after a space, or else after one of these signs, or else anywhere."""
 
 _OPENCV_LOCK = threading.RLock()
 """OpenCV draws wrong letters if two threads draw text at the same time."""
@@ -114,7 +109,7 @@ def _longest_start(words: str, width: float | int, size: int) -> int:
     fewest = max(1, _most_fitting(lambda count: words[:count].rstrip(), len(words), width, size))
     if words[fewest] == " ":
         return fewest
-    for signs in _BREAKS_AFTER:
+    for signs in (" ", "/_-.+,"):  # after a space, or else after one of these signs, or else anywhere
         after = max(words.rfind(sign, 0, fewest) for sign in signs) + 1
         if after > fewest // 2:  # a break far to the left would leave a nearly empty line
             return after
@@ -134,7 +129,8 @@ def write(
     """Write a line of text centred vertically on ``y``, with its left end, middle or right end at ``x``."""
     words = legible(words)
     if _suits_pillow(words):
-        ImageDraw.Draw(sheet).text((x, y), words, fill=colour, font=_font(size), anchor=_ANCHORS[anchor])
+        anchored = f"{anchor[0]}m"  # Pillow's "lm" is left and in the middle of the line's height
+        ImageDraw.Draw(sheet).text((x, y), words, fill=colour, font=_font(size), anchor=anchored)
         return
     mask = _with_opencv(words, size)
     height, width = mask.shape
@@ -176,7 +172,7 @@ def _has_letter(letter: str) -> bool:
 
 def _with_opencv(words: str, size: int) -> UInt8[np.ndarray, "height width"]:
     """Return how much ink each pixel of a line has, 0 to 255, as high as two font sizes."""
-    size = max(round(size * _SAME_HEIGHT), 1)
+    size = max(round(size * 0.92), 1)  # so that capitals are as high as those of Pillow's font
     with _OPENCV_LOCK:
         font = _opencv_font()
         width = cv2.getTextSize((0, 0), words, (0, 0), font, size)[2]
@@ -216,9 +212,6 @@ class Canvas:
         return np.asarray(self._sheet)
 
 
-_SVG_ANCHORS = {"left": "start", "middle": "middle", "right": "end"}
-
-
 class SvgCanvas:
     """A white sheet of ``width`` x ``height`` pixels, with the methods of ``Canvas`` that a slide uses."""
 
@@ -233,9 +226,10 @@ class SvgCanvas:
         if not words:
             return
         red, green, blue = colour
+        anchors = {"left": "start", "middle": "middle", "right": "end"}
         self._parts.append(
             f'<text x="{x:.1f}" y="{y + _BASELINE * size:.1f}" font-size="{size}" fill="rgb({red},{green},{blue})" '
-            f'text-anchor="{_SVG_ANCHORS[anchor]}" textLength="{width_of(words, size):.1f}" '
+            f'text-anchor="{anchors[anchor]}" textLength="{width_of(words, size):.1f}" '
             f'lengthAdjust="spacingAndGlyphs">{html.escape(legible(words))}</text>'
         )
 

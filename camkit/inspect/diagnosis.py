@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from camkit.drawing.encode import as_html, encode
-from camkit.errors import InputError, TargetError, advice, as_error, brief
+from camkit.errors import InputError, TargetError, advice, as_error, brief, whole_number
 from camkit.explaining.explainer import configured_model
 from camkit.explaining.explanation import finite_or_none
 from camkit.images.files import check_folder, set_aside, write_file
@@ -36,9 +36,6 @@ from camkit.types import ImageLike, Pixels, Precision, Preprocess
 
 REPORTS = ("diagnose.json", "diagnose.png")
 """The files that a diagnosis writes."""
-
-VERSION = 1
-"""The version of the JSON format, raised when a field is removed or changes its meaning."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +65,7 @@ class Diagnosis(Measured, Tabular):
         Raises:
             KeyError: no row has that name.
         """
-        row = next((row for row in self.rows if row.layer == layer), None)
-        if row is None:
-            raise KeyError(layer)
-        return row
+        return {row.layer: row for row in self.rows}[layer]
 
     @property
     def batch_text(self) -> str:
@@ -233,7 +227,8 @@ def _remarks(measured: Measured, parameters: bool, trained: int) -> Iterator[str
 
 def as_json(result: Diagnosis) -> str:
     """Return a diagnosis as strict JSON in ASCII, which every terminal and pipe can handle."""
-    return json.dumps({"version": VERSION, **result.to_dict()}, allow_nan=False)
+    # The version is raised when a field is removed or changes its meaning
+    return json.dumps({"version": 1, **result.to_dict()}, allow_nan=False)
 
 
 def diagnose_files(
@@ -259,8 +254,7 @@ def diagnose_files(
     Raises:
         InputError: a picture cannot be read, the model cannot be used, or the folder cannot be written to.
     """
-    if limit < 1:
-        raise InputError(f"limit must be at least 1 picture, not {limit}")
+    limit = whole_number(limit, "limit", 1)
     check_folder(out)
     if len(pictures) > limit:
         pictures = [pictures[number * len(pictures) // limit] for number in range(limit)]

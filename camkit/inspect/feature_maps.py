@@ -40,8 +40,6 @@ from camkit.types import Activation, Box, ImageLike, Pixels, Preprocess, Spread,
 
 MapScale: TypeAlias = Literal["each", "together"]
 
-_MOST_IN_NOTEBOOK, _PICTURES_IN_NOTEBOOK = 64, 12  # on the sheets of maps and of concepts that a notebook shows
-
 
 @dataclass(frozen=True, eq=False)
 class OfLayer:
@@ -113,7 +111,7 @@ class FeatureMaps(OfLayer):
 
     def _repr_html_(self) -> str:
         """Show the sheet in a notebook, of the strongest maps if there are many."""
-        first = replace(self, maps=self.maps[:_MOST_IN_NOTEBOOK], channels=self.channels[:_MOST_IN_NOTEBOOK])
+        first = replace(self, maps=self.maps[:64], channels=self.channels[:64])
         return as_html(first.sheet(), repr(self))
 
     def save(self, path: str | Path, *, scale: MapScale = "each") -> Path:
@@ -235,8 +233,6 @@ _SIDE = 480
 """The longer side of each picture on a sheet, in pixels."""
 _LINE, _SWATCH, _GAP = 22, 14, 10
 """The height of a line of the legend, the side of its colour, and the gap around them, in pixels."""
-_MARK = 11
-"""Half the side of the square that holds a concept's number on the picture, in pixels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,8 +292,7 @@ class Concepts(OfLayer):
         Raises:
             InputError: there is no such picture, it cannot be drawn, or alpha is out of range.
         """
-        if not 0 <= alpha <= 1:
-            raise InputError(f"alpha is a weight from 0 to 1, not {alpha!r}")
+        overlay.check("overlay", "turbo", alpha)
         row, heatmaps = self._row(picture), self.heatmaps(picture)
         if heatmaps.ndim != 3:
             raise InputError(f"only maps with two axes can be drawn, and these have {heatmaps.ndim - 1}; see .maps")
@@ -376,7 +371,7 @@ class Concepts(OfLayer):
         """Show the sheet in a notebook, of the first pictures if there are many; None if it cannot be drawn."""
         if self.maps[0].ndim != 3:
             return None
-        first = replace(self, maps=self.maps[:_PICTURES_IN_NOTEBOOK], pictures=self.pictures[:_PICTURES_IN_NOTEBOOK])
+        first = replace(self, maps=self.maps[:12], pictures=self.pictures[:12])
         return as_html(first.sheet(), repr(self))
 
 
@@ -391,7 +386,7 @@ def colours_of(count: int) -> Sequence[tuple[int, int, int]]:
 def _mark(canvas: Canvas, strength: Float[np.ndarray, "h w"], number: int) -> None:
     """Write a concept's number where it is strongest, in a square of its own that stays inside the picture."""
     row, column = np.unravel_index(int(strength.argmax()), strength.shape)
-    half = min(_MARK, math.floor(min(strength.shape) / 2))
+    half = min(11, math.floor(min(strength.shape) / 2))  # half the side of the square, in pixels
     y, x = (min(max(int(place), half), side - half) for place, side in zip((row, column), strength.shape, strict=True))
     canvas.box(x - half, y - half, x + half, y + half, INK)
     canvas.text(x, y, str(number + 1), size=half + 4, colour=PAPER, anchor="middle")

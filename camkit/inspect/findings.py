@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from camkit.inspect.layer_statistics import LayerStatistics, Measured
+from camkit.inspect.layer_statistics import FLAWS, Flaw, LayerStatistics, Measured
 from camkit.kit.wording import counted, first_of
 from camkit.layers.names import THE_MODEL
 
@@ -30,11 +30,6 @@ Neither limit is applied in evaluation mode if a batch normalisation has seen fe
 very little, and sizes differ from those in training: the gradients of healthy fresh networks shrink by up to nine
 orders of magnitude and grow by up to thirteen.
 """
-
-
-ENOUGH_PICTURES = 8
-"""With this many pictures, a silent channel says something about the channel; with fewer, about the pictures. Channels
-in the last layers of trained networks respond to about one picture in five."""
 
 
 _QUARTERS = 4
@@ -74,25 +69,30 @@ def findings(measured: Measured, pictures: int, *, to_train: bool) -> list[Findi
         pictures: the number of pictures.
         to_train: whether the model ran as in a training step, with the caller's own choice of frozen parameters.
     """
+    # Sigmoids and tanhs on their flat ends, where most of the gradient is lost; the model's last layer may be sure
+    saturated = [
+        Finding(
+            "saturated",
+            (row.layer,),
+            f"{row.saturated:.0%} of the output of {row.name!r} ({row.kind}) lies where the function is flat and lets "
+            "less than 1 % of the gradient through; its input is too large",
+        )
+        for row in measured.rows[:-1]
+        if row.saturated is not None and row.saturated > 0.5
+    ]
     return [
         *_not_finite(measured),
         *_dead(measured.rows, pictures),
-        *_saturated(measured.rows),
+        *saturated,
         *_gradient_sizes(measured),
         *_no_gradient(measured),
         *_frozen(measured.rows, to_train=to_train),
     ]
 
 
-_FLAWS: tuple[tuple[Literal["nan", "infinity"], str, str], ...] = (
-    ("nan", "NaN", "nan"),
-    ("infinity", "infinity", "inf"),
-)
-"""Each kind, its name in a sentence, and its name in ``TensorStatistics``."""
-
-
 def _not_finite(measured: Measured) -> Iterator[Finding]:
-    for kind, what, field in _FLAWS:
+    for kind, field in FLAWS.items():
+        what = "NaN" if kind == "nan" else kind
         given, reached = measured.given[kind], [row for row in measured.rows if getattr(row.activations, field)]
         if "" in given:
             yield Finding(kind, ("",), f"the pictures themselves hold {what}, before the first layer")
@@ -106,7 +106,7 @@ def _not_finite(measured: Measured) -> Iterator[Finding]:
 
 
 def _origin(
-    kind: Literal["nan", "infinity"],
+    kind: Flaw,
     what: str,
     share: float,
     reached: Sequence[LayerStatistics],
@@ -150,19 +150,14 @@ def _gradient_sizes(measured: Measured) -> list[Finding]:
     ratio = first_norm / last_norm
     if VANISHING <= ratio <= EXPLODING:
         return []
-    text = (
-        f"the gradient's norm {'falls' if ratio < 1 else 'grows'} from {last_norm:.2g} at {last_row.name!r} to "
-        f"{sizes[0][1]:.2g} at {sizes[0][0].name!r}: "
-    )
+    span = f"from {last_norm:.2g} at {last_row.name!r} to {sizes[0][1]:.2g} at {sizes[0][0].name!r}"
     if ratio < 1:
-        affected = [row.layer for row, norm in sizes if norm < VANISHING * last_norm]
+        affected = tuple(row.layer for row, norm in sizes if norm < VANISHING * last_norm)
         advice = "the first layers hardly learn; normalisation, skip connections or ReLU help"
-    else:
-        affected = [row.layer for row, norm in sizes if norm > EXPLODING * last_norm]
-        advice = (
-            "a step that suits the last layers is far too long for the first; smaller weights or normalisation help"
-        )
-    return [Finding("vanishing" if ratio < 1 else "exploding", tuple(affected), text + advice)]
+        return [Finding("vanishing", affected, f"the gradient's norm falls {span}: {advice}")]
+    affected = tuple(row.layer for row, norm in sizes if norm > EXPLODING * last_norm)
+    advice = "a step that suits the last layers is far too long for the first; smaller weights or normalisation help"
+    return [Finding("exploding", affected, f"the gradient's norm grows {span}: {advice}")]
 
 
 def _no_gradient(measured: Measured) -> list[Finding]:
@@ -190,12 +185,10 @@ def _dead(rows: Sequence[LayerStatistics], pictures: int) -> list[Finding]:
     for row in rows:
         reported = () if row.parameters else reported
         is_around = any(finding.layer.startswith(f"{row.layer}.") or not row.layer for finding in dead_layers)
-        if not row.dead or row.dead == reported or is_around:
-            continue
-        text = _dead_text(row, pictures)
+        text = "" if is_around or row.dead in (None, (), reported) else _dead_text(row, pictures)
         if text:
             dead_layers.append(Finding("dead", (row.layer,), text))
-            reported = row.dead
+            reported = row.dead or ()
     return dead_layers
 
 
@@ -203,7 +196,9 @@ def _dead_text(row: LayerStatistics, pictures: int) -> str:
     """Return the sentence about channels that are zero throughout; empty if a healthy layer may have as many."""
     dead = len(row.dead or ())
     cells = row.activations.count // max(row.channels * row.shape[0], 1)  # for each picture and channel
-    few = pictures < ENOUGH_PICTURES
+    # With eight pictures, a silent channel says something about the channel; with fewer, about the pictures. Channels
+    # in the last layers of trained networks respond to about one picture in five.
+    few = pictures < 8
     batch = "this picture" if pictures == 1 else f"these {pictures} pictures"
     what = f"in {row.name!r} ({row.kind}) {dead} of {row.channels} channels are"
     # All of this many channels are silent by chance in one of 65,000 layers; fewer, with one number each, more often
@@ -232,21 +227,6 @@ def chance_silent(channels: int) -> float:
     """
     # How many standard deviations above half of the channels may be silent by chance
     return min(1.0, 0.5 + 3.0 * 0.5 / math.sqrt(channels))
-
-
-def _saturated(rows: Sequence[LayerStatistics]) -> list[Finding]:
-    """Name sigmoids and tanhs on their flat ends, except the model's last layer, which may be sure of its answers."""
-    # If a larger share of values lies on the flat ends of a sigmoid or tanh, most of the gradient is lost there
-    return [
-        Finding(
-            "saturated",
-            (row.layer,),
-            f"{row.saturated:.0%} of the output of {row.name!r} ({row.kind}) lies where the function is flat and lets "
-            "less than 1 % of the gradient through; its input is too large",
-        )
-        for row in rows[:-1]
-        if row.saturated is not None and row.saturated > 0.5
-    ]
 
 
 def _frozen(rows: Sequence[LayerStatistics], *, to_train: bool) -> list[Finding]:

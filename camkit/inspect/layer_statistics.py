@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from statistics import pstdev
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from jaxtyping import Float, Shaped
@@ -22,6 +21,8 @@ from camkit.hooks import NumberedCalls
 from camkit.layers.names import THE_MODEL, Layers, modules_by_name
 from camkit.types import Precision
 
+Flaw: TypeAlias = Literal["nan", "infinity"]
+
 BINS = 40
 """Bins of a histogram of values."""
 
@@ -30,9 +31,6 @@ DECADES = (-40, 20)
 
 PER_DECADE = 4
 """Bins of that histogram for each factor of ten."""
-
-_IN_CACHE, _ON_DEVICE = 1 << 17, 1 << 22
-"""How many numbers are processed at once. On a CPU they fit into its cache, which is several times as fast."""
 
 
 @dataclass(frozen=True)
@@ -107,9 +105,8 @@ class TensorStatistics:
         numbers = {
             name: finite_or_none(getattr(self, name)) for name in ("mean", "std", "low", "high", "zeros", "norm")
         }
-        histograms = {"histogram": self.histogram.to_dict()}
-        if self.magnitudes is not None:
-            histograms["magnitudes"] = self.magnitudes.to_dict()
+        drawn = {"histogram": self.histogram, "magnitudes": self.magnitudes}
+        histograms = {name: each.to_dict() for name, each in drawn.items() if each is not None}
         return {"count": self.count, "nan": self.nan, "inf": self.inf, **numbers, **histograms}
 
 
@@ -140,16 +137,13 @@ def statistics(values: Shaped[Tensor, "*shape"], *, magnitudes: bool = False) ->
         nan, inf = int(flat.isnan().sum()), int(flat.isinf().sum())
         flat = flat[flat.isfinite()]
         total = _added(flat, torch.sum)
-    finite, log_histogram = flat.numel(), None
+    log_histogram = None
     if magnitudes:
         least, most = DECADES
         sizes = flat[flat != 0].abs().double().log10()
         log_histogram = histogram(sizes, float(least), float(most), (most - least) * PER_DECADE)
-    if not finite:
-        nothing = Histogram(math.nan, math.nan, (0,) * BINS)
-        undefined = (math.nan,) * 4  # mean, std, zeros and norm
-        return TensorStatistics(count, nan, inf, *undefined, nothing, log_histogram)
-    low, high = (float(end) for end in flat.aminmax())
+    finite = flat.numel() or math.nan  # no finite number has no mean either
+    low, high = map(float, flat.aminmax()) if flat.numel() else (math.nan, math.nan)
     return TensorStatistics(
         count,
         nan,
@@ -157,7 +151,7 @@ def statistics(values: Shaped[Tensor, "*shape"], *, magnitudes: bool = False) ->
         mean=total / finite,
         std=norm(flat, total / finite) / math.sqrt(finite),
         zeros=(finite - _added(flat, lambda part: _squared(part.sign_()))) / finite,
-        norm=norm(flat),
+        norm=norm(flat) if flat.numel() else math.nan,
         histogram=histogram(flat, low, high),
         magnitudes=log_histogram,
     )
@@ -179,7 +173,7 @@ def _added(values: Float[Tensor, "*shape"], of: Callable[[Tensor], Tensor]) -> f
 
 def _parts(values: Float[Tensor, "*shape"]) -> Iterator[Float[Tensor, " n"]]:
     """Return the values part by part in 64 bits, each part in the same memory: use one before taking the next."""
-    size = _IN_CACHE if values.device.type == "cpu" else _ON_DEVICE
+    size = 1 << (17 if values.device.type == "cpu" else 22)  # on a CPU it fits into the cache: several times as fast
     space = torch.empty(min(size, values.numel()), dtype=torch.float64, device=values.device)
     return (space[: part.numel()].copy_(part) for part in values.reshape(-1).split(size))
 
@@ -211,18 +205,12 @@ def silent_channels(values: Shaped[Tensor, "n *rest"], axis: int) -> tuple[int, 
     return tuple((values == 0).movedim(axis, 0).flatten(1).all(1).nonzero().flatten().tolist())
 
 
-def peaks(values: Shaped[Tensor, "n *rest"], axis: int) -> Float[Tensor, "2 c"]:
-    """Return each channel's largest value and its root mean square."""
-    by_channel = plain(values).movedim(axis, 0).flatten(1)
-    return torch.stack([by_channel.amax(1), by_channel.square().mean(1).sqrt()])
-
-
 def off_channels(dead: tuple[int, ...], before: Float[Tensor, "2 c"]) -> tuple[int, ...]:
     """Return the dead channels that are so far below zero that they are unlikely ever to become active.
 
     Args:
         dead: channels that are zero after the activation function, one or more.
-        before: the ``peaks`` of the activation function's input.
+        before: the largest value of each channel of the activation function's input, and its root mean square.
     """
     highest, size = before.tolist()
     alive = sorted(size[channel] for channel in range(len(size)) if channel not in set(dead))
@@ -249,33 +237,11 @@ def flat_share(values: Shaped[Tensor, "*shape"], low: float, high: float) -> flo
     return int((slope < 0.01).sum()) / max(values.numel(), 1)
 
 
-_CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding)
-_CHANNELS_SECOND = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)
-
-_SHAPES = (nn.Identity, nn.Flatten, nn.Unflatten)
-
 RELUS = (nn.ReLU, nn.ReLU6, nn.Hardswish)
 """Functions that are zero, with slope zero, for every small enough value."""
 
-_CURVES: dict[type[nn.Module], tuple[float, float]] = {nn.Sigmoid: (0.0, 1.0), nn.Tanh: (-1.0, 1.0)}
-"""Functions that are flat at both ends, with their values there."""
-
-_RELU_LIKE = ("Relu", "Threshold", "Hardtanh", "Hardswish", "Clamp", "Maximum", "Where")
-"""How PyTorch names the gradients of functions that return zero for every small enough value (prefixes)."""
-
-_KEEP_CHANNELS = (
-    "NativeDropout", "Mul", "Div", "MaxPool", "AvgPool", "AdaptiveMaxPool", "AdaptiveAvgPool", "Mean", "View", "Unsafe",
-    "Reshape", "Permute", "Transpose", "Squeeze", "Unsqueeze", "AsStrided", "Clone", "ToCopy", "Alias",
-)  # fmt: skip
-"""Likewise for functions that leave a channel of zeros as it is. Only those with one input tensor count: with two, a
-parameter may have scaled it."""
-
-_FLAWS = {"nan": Tensor.isnan, "infinity": Tensor.isinf}
-
-_OF_TENSORS = ("nan", "inf", "mean", "std", "low", "high", "zeros", "norm")
-
-Measure: TypeAlias = Callable[[Tensor], TensorStatistics | None]
-"""Returns the statistics of a tensor, or None to leave it out."""
+FLAWS: dict[Flaw, str] = {"nan": "nan", "infinity": "inf"}
+"""Each kind of number that is not finite, and its name in PyTorch and in ``TensorStatistics``."""
 
 
 @dataclass(frozen=True)
@@ -333,12 +299,11 @@ class LayerStatistics:
 
     def to_row(self) -> dict[str, Any]:
         """Return the row of a table: ``to_dict`` without histograms, and with numbers of channels."""
-        row = self.to_dict()
-        gradients = row["gradients"] or {}
+        row, names = self.to_dict(), ("nan", "inf", "mean", "std", "low", "high", "zeros", "norm")
+        numbers = {kind: row[kind] or {} for kind in ("activations", "gradients")}
         return {
             **row,
-            "activations": {name: row["activations"][name] for name in _OF_TENSORS},
-            "gradients": {name: gradients.get(name) for name in _OF_TENSORS},
+            **{kind: {name: given.get(name) for name in names} for kind, given in numbers.items()},
             "dead": None if self.dead is None else len(self.dead),
             "off": len(self.off),
         }
@@ -349,18 +314,18 @@ class LayerCall:
 
     Attributes:
         row: what the first floating-point tensor that it returned shows; None if it returned none.
-        outputs: the statistics of all floating-point tensors that it returned.
-        gradients: those of their gradients in the last backward pass, by the tensors' numbers.
+        outputs: the statistics of all floating-point tensors that it returned, by their numbers among all tensors.
+        gradients: those of their gradients in the last backward pass.
         flaws: what its input held: "nan", "infinity".
-        peaks: how far below zero the channels of a ReLU's input lie.
+        peaks: the largest value of each channel of a ReLU's input, and its root mean square (2, C).
     """
 
     def __init__(self, name: str, module: nn.Module) -> None:
         self.name, self.module, self.number = name, module, 0
         self.row: LayerStatistics | None = None
-        self.outputs: list[TensorStatistics] = []
+        self.outputs: dict[int, TensorStatistics] = {}
         self.gradients: dict[int, TensorStatistics] = {}
-        self.flaws: set[str] = set()
+        self.flaws: set[Flaw] = set()
         self.peaks: Tensor | None = None
 
 
@@ -372,7 +337,7 @@ class LayerPass(NumberedCalls):
     Args:
         model: the model.
         layers: the layers.
-        measure: makes the statistics of a tensor.
+        measure: makes the statistics of a tensor, or None to leave it out.
         acts: tells whether calls are measured at present; None means always.
         closely: whether to look at what the layers take too, and at the flat ends of sigmoids and tanhs.
         follows: whether the channel axis of a layer is that of the layer that ran before it. If only some layers are
@@ -383,7 +348,7 @@ class LayerPass(NumberedCalls):
         self,
         model: nn.Module,
         layers: Layers,
-        measure: Measure,
+        measure: Callable[[Tensor], TensorStatistics | None],
         acts: Callable[[], bool] | None = None,
         *,
         closely: bool = False,
@@ -391,7 +356,6 @@ class LayerPass(NumberedCalls):
     ) -> None:
         super().__init__(model, layers, gradients=True, acts=acts)
         self._measure, self._closely, self._follows = measure, closely, follows
-        self._calls: list[LayerCall] = []
         self.broken: list[str] = []
         self._last: tuple[Tensor, int, TensorStatistics | None] | None = None
         self._axis, axis = 0, 1
@@ -399,48 +363,32 @@ class LayerPass(NumberedCalls):
         for name, module in modules_by_name(model).items():
             self._axes[name] = axis = channel_axis(module, axis)
 
-    @contextmanager
-    def hooked(self) -> Iterator[None]:
-        """Measure in the block."""
-        try:
-            with self._hooked():
-                yield
-        finally:
-            self._last = None
-
     @property
     def calls(self) -> dict[str, LayerCall]:
         """The calls in the order in which they ended, by the names of their layers; 'relu#2' is one of several."""
         return {self._key(call.name, call.number): call for call in self._calls}
-
-    def clear(self) -> None:
-        """Forget all calls, and number new ones from 1 again."""
-        super().clear()
-        self._calls.clear()
 
     def _begun(self, name: str, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> LayerCall:
         call = LayerCall(name, module)
         tensors = [*filter(_has_fractions, tensors_in((arguments, keywords)))] if self._closely else []
         for tensor in tensors:
             if not bool(tensor.isfinite().all()):
-                call.flaws |= {flaw for flaw, holds in _FLAWS.items() if bool(holds(tensor).any())}
+                call.flaws |= {flaw for flaw, name in FLAWS.items() if bool(getattr(tensor, f"is{name}")().any())}
         if isinstance(module, RELUS) and tensors and tensors[0].dim() > 1 and tensors[0].numel():
-            call.peaks = peaks(tensors[0], self._axis or self._axes[name])
+            channels = plain(tensors[0]).movedim(self._axis or self._axes[name], 0).flatten(1)
+            call.peaks = torch.stack([channels.amax(1), channels.square().mean(1).sqrt()])
         return call
 
-    def _ended(self, name: str, module: nn.Module, begun: LayerCall | None, output: Any) -> None:
+    def _ended(self, name: str, module: nn.Module, begun: LayerCall | None, output: Any) -> LayerCall:
         call = begun or LayerCall(name, module)
         call.number = self._counts[name]
-        self._calls.append(call)
         self._axis = channel_axis(module, self._axis) if self._follows else 0
-        for tensor in filter(_has_fractions, tensors_in(output)):
+        for number, tensor in enumerate(tensors_in(output)):
             numbers = self._measured(tensor)
-            if numbers is None:
-                continue
-            call.row = call.row or self._row(call, tensor, numbers)
-            if torch.is_grad_enabled() and tensor.requires_grad:
-                self._tensor_hooks.add(tensor, partial(self._take_gradient, call, len(call.outputs)))
-            call.outputs.append(numbers)
+            if numbers is not None:
+                call.row = call.row or self._row(call, tensor, numbers)
+                call.outputs[number] = numbers
+        return call
 
     def _row(self, call: LayerCall, tensor: Tensor, numbers: TensorStatistics) -> LayerStatistics:
         module, axis = call.module, self._axis or self._axes[call.name]
@@ -452,7 +400,8 @@ class LayerPass(NumberedCalls):
             dead = silent_channels(plain(tensor), axis) if channels and tensor.numel() else ()
             if dead and call.peaks is not None and bool(call.peaks.isfinite().all()):
                 off = off_channels(dead, call.peaks)
-        ends = [ends for kind, ends in _CURVES.items() if self._closely and isinstance(module, kind)]
+        curves = ((nn.Sigmoid, (0.0, 1.0)), (nn.Tanh, (-1.0, 1.0)))  # functions that are flat at both ends
+        ends = [ends for kind, ends in curves if self._closely and isinstance(module, kind)]
         own = list(module.parameters(recurse=False))
         return LayerStatistics(
             call.name,
@@ -468,17 +417,18 @@ class LayerPass(NumberedCalls):
         )
 
     def _take_gradient(self, call: LayerCall, number: int, gradient: Tensor | None) -> None:
-        # A custom function may return None for one of its inputs.
-        numbers = None if gradient is None else self._measured(gradient)
+        numbers = None if gradient is None or number not in call.outputs else self._measured(gradient)
         if numbers is not None:
             call.gradients[number] = numbers
-            self.broken += [call.name] if number == 0 and (numbers.nan or numbers.inf) else []
+            self.broken += [call.name] if number == min(call.outputs) and (numbers.nan or numbers.inf) else []
 
     def _measured(self, tensor: Tensor) -> TensorStatistics | None:
-        """Return a tensor's statistics, the same object if it comes twice in a row.
+        """Return a tensor's statistics, the same object if it comes twice in a row; None for whole numbers.
 
-        That happens if a block returns what its last layer returned.
+        It comes twice if a block returns what its last layer returned.
         """
+        if not _has_fractions(tensor):
+            return None
         version = 0 if tensor.is_inference() else tensor._version  # an in-place change raises it
         if self._last is None or self._last[1] != version or not _is_same(self._last[0], tensor):
             self._last = tensor.detach(), version, self._measure(tensor.detach())
@@ -487,7 +437,9 @@ class LayerPass(NumberedCalls):
 
 def channel_axis(module: nn.Module, before: int) -> int:
     """Return the axis of the channels in a layer's output, given that of the layer before it."""
-    return -1 if isinstance(module, _CHANNELS_LAST) else 1 if isinstance(module, _CHANNELS_SECOND) else before
+    last = (nn.Linear, nn.LayerNorm, nn.Embedding)
+    second = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)
+    return -1 if isinstance(module, last) else 1 if isinstance(module, second) else before
 
 
 def _has_fractions(tensor: Tensor) -> bool:
@@ -507,10 +459,18 @@ def _is_same(tensor: Tensor, other: Tensor) -> bool:
 
 def _comes_from_relu(tensor: Tensor) -> bool:
     """Return whether a function like ReLU made the tensor, possibly followed by steps that keep its channels apart."""
+    # How PyTorch names the gradients of functions that return zero for every small enough value (prefixes)
+    like_relu = ("Relu", "Threshold", "Hardtanh", "Hardswish", "Clamp", "Maximum", "Where")
+    # Likewise for functions that leave a channel of zeros as it is. Only those with one input tensor count: with two, a
+    # parameter may have scaled it.
+    keeping = (
+        "NativeDropout", "Mul", "Div", "MaxPool", "AvgPool", "AdaptiveMaxPool", "AdaptiveAvgPool", "Mean", "View",
+        "Unsafe", "Reshape", "Permute", "Transpose", "Squeeze", "Unsqueeze", "AsStrided", "Clone", "ToCopy", "Alias",
+    )  # fmt: skip
     function = tensor.grad_fn
-    while function is not None and not function.name().startswith(_RELU_LIKE):
+    while function is not None and not function.name().startswith(like_relu):
         inputs = [node for node, _ in function.next_functions if node is not None]
-        function = inputs[0] if len(inputs) == 1 and function.name().startswith(_KEEP_CHANNELS) else None
+        function = inputs[0] if len(inputs) == 1 and function.name().startswith(keeping) else None
     return function is not None
 
 
@@ -537,7 +497,7 @@ class Measured:
     rows: tuple[LayerStatistics, ...]
     loss: float | None
     loss_name: str
-    given: Mapping[str, frozenset[str]] = field(hash=False)
+    given: Mapping[Flaw, frozenset[str]] = field(hash=False)
     zero_weights: tuple[str, ...]
     backwards: tuple[str, ...]
     unnormalised: bool
@@ -584,7 +544,7 @@ def measure(
         tuple(_rows(calls, norms)),
         None if loss is None or not loss.requires_grad else float(loss.detach()),
         loss_name,
-        {flaw: frozenset(name for name, call in calls.items() if flaw in call.flaws) for flaw in _FLAWS},
+        {flaw: frozenset(name for name, call in calls.items() if flaw in call.flaws) for flaw in FLAWS},
         tuple(
             name
             for name, module in modules_by_name(model).items()
@@ -600,11 +560,10 @@ def measure(
 def _training(model: nn.Module) -> Iterator[None]:
     """Set the model to training; give it copies of its buffers to write into, and put its own back."""
     own = [(module._buffers, module._buffers.copy()) for module in model.modules()]
-    copies: dict[int, Tensor] = {}
+    copies = {id(buffer): buffer.detach().clone() for buffer in model.buffers()}
     try:
         for buffers, before in own:
-            given = {name: buffer for name, buffer in before.items() if buffer is not None}
-            buffers.update({name: copies.setdefault(id(each), each.detach().clone()) for name, each in given.items()})
+            buffers.update({name: copies.get(id(buffer)) for name, buffer in before.items()})
         model.train()
         yield
     finally:
@@ -630,14 +589,15 @@ def _rows(calls: Mapping[str, LayerCall], norms: Mapping[nn.Parameter, float]) -
     """Yield the rows; a layer that returns its input, or what its last inner layer returned, has none."""
     last = None
     for name, call in calls.items():
-        if call.row is None or call.row.activations is last or isinstance(call.module, _SHAPES):
+        is_shape = isinstance(call.module, (nn.Identity, nn.Flatten, nn.Unflatten))
+        if call.row is None or call.row.activations is last or is_shape:
             continue
         last, own = call.row.activations, list(call.module.parameters(recurse=False))
         of_own = [norms[parameter] for parameter in own if parameter in norms]
         yield replace(
             call.row,
             layer=name,
-            gradients=call.gradients.get(0),
+            gradients=call.gradients.get(min(call.outputs)),
             parameter_gradient=math.hypot(*of_own) if of_own else None,
             sound=all(bool(parameter.detach().isfinite().all()) for parameter in own),
         )

@@ -36,12 +36,11 @@ _TO_GRADIENTS = _TO_ACTIVATIONS + _ACTIVATIONS + _SPACE
 _PANEL = _NAME + _ACTIVATIONS + _GRADIENTS + 3 * _SPACE + 14
 _TOP = 116
 _HEAD = 46
-_MOST_ROWS = 40
 
 
 def draw(title: str, summary: str, rows: Sequence[LayerStatistics], findings: Sequence[Finding]) -> Pixels:
     """Return the picture that ``Diagnosis.sheet`` describes, under a title and a line about the batch."""
-    panels = max(1, math.ceil(len(rows) / _MOST_ROWS))
+    panels = max(1, math.ceil(len(rows) / 40))
     high = math.ceil(len(rows) / panels)
     width = max(2 * _MARGIN + panels * _PANEL, 980)
     canvas = Canvas(width, _TOP + _HEAD + high * _ROW + _MARGIN)
@@ -145,15 +144,6 @@ def _bars(canvas: Canvas, left: int, floor: int, width: int, counts: Sequence[in
 
 _SERIOUS = {"nan", "infinity", "exploding", "no gradient", "dead"}
 
-_NAMES = ("layer", "type", "output")
-_NUMBERS = (
-    "parameters", "mean", "std", "least", "largest", "zeros", "dead", "NaN/Inf", "gradient", "of parameters",
-)  # fmt: skip
-"""The columns of the table."""
-
-_COMPACT = ("layer", "mean", "std", "zeros", "dead", "gradient")
-"""The columns of the short table, which fits into 80 characters."""
-
 
 def table(result: Diagnosis, *, complete: bool = True) -> Table:
     """Return a row for each layer in execution order, coloured if it has a finding.
@@ -163,34 +153,38 @@ def table(result: Diagnosis, *, complete: bool = True) -> Table:
         complete: whether to show all columns; the others fit into 80 characters, in which long names are folded.
     """
     layers = Table(box=None, pad_edge=False)
-    shown = [heading for heading in (*_NAMES, *_NUMBERS) if complete or heading in _COMPACT]
-    for heading in shown:
-        justify: Literal["right", "left"] = "left" if heading in _NAMES else "right"
+    rows = [_cells(row, complete=complete) for row in result.rows]
+    for heading in rows[0] if rows else ():
+        justify: Literal["right", "left"] = "left" if heading in ("layer", "type", "output") else "right"
         layers.add_column(heading, no_wrap=complete or heading != "layer", overflow="fold", justify=justify)
     serious = {layer for finding in result.findings if finding.kind in _SERIOUS for layer in finding.layers}
     affected = {layer for finding in result.findings for layer in finding.layers}
-    for row in result.rows:
+    for row, cells in zip(result.rows, rows, strict=True):
         style = "red" if row.layer in serious else "yellow" if row.layer in affected else ""
-        cells = zip((*_NAMES, *_NUMBERS), _cells(row), strict=True)
-        layers.add_row(*(Text(printable(cell)) for heading, cell in cells if heading in shown), style=style)
+        layers.add_row(*(Text(printable(cell)) for cell in cells.values()), style=style)
     return layers
 
 
-def _cells(row: LayerStatistics) -> list[str]:
+def _cells(row: LayerStatistics, *, complete: bool) -> dict[str, str]:
     activations, gradients = row.activations, row.gradients
     broken = activations.nan + activations.inf
-    return [
-        row.name,
-        row.kind,
-        "x".join(map(str, row.shape)),
-        f"{row.parameters:,}" if row.parameters else "",
-        *(figure(number) for number in (activations.mean, activations.std, activations.low, activations.high)),
-        bounded_share(activations.zeros),
-        "" if row.dead is None else f"{len(row.dead)}/{row.channels}",
-        f"{broken:,}" if broken else "",
-        "" if gradients is None else "NaN/Inf" if gradients.nan + gradients.inf else figure(gradients.norm),
-        "" if row.parameter_gradient is None else figure(row.parameter_gradient),
-    ]
+    cells = {
+        "layer": row.name,
+        "type": row.kind,
+        "output": "x".join(map(str, row.shape)),
+        "parameters": f"{row.parameters:,}" if row.parameters else "",
+        "mean": figure(activations.mean),
+        "std": figure(activations.std),
+        "least": figure(activations.low),
+        "largest": figure(activations.high),
+        "zeros": bounded_share(activations.zeros),
+        "dead": "" if row.dead is None else f"{len(row.dead)}/{row.channels}",
+        "NaN/Inf": f"{broken:,}" if broken else "",
+        "gradient": "" if gradients is None else "NaN/Inf" if gradients.nan + gradients.inf else figure(gradients.norm),
+        "of parameters": "" if row.parameter_gradient is None else figure(row.parameter_gradient),
+    }
+    short = ("layer", "mean", "std", "zeros", "dead", "gradient")  # fits into 80 characters
+    return cells if complete else {heading: cells[heading] for heading in short}
 
 
 def findings(result: Diagnosis) -> Text:

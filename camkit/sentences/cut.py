@@ -8,12 +8,11 @@ module returns; the rest of the model runs on other tokens instead.
 from __future__ import annotations
 
 import abc
-import functools
 import itertools
 import threading
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -21,7 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from camkit.engine.attach import hooked, mapped, with_tensor
+from camkit.engine.attach import hooked, mapped, with_tensor, with_tensors
 from camkit.engine.guard import interruptible, undisturbed
 from camkit.errors import ModelError
 
@@ -32,7 +31,7 @@ ArgumentPath: TypeAlias = tuple[str] | tuple[str, int]
 
 
 class Enough(Exception):  # noqa: N818 - ends a pass whose rest is not needed
-    """The tokens are known."""
+    """Holds what was wanted of the pass."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +63,8 @@ class Cut(abc.ABC):
         """
 
     @abc.abstractmethod
-    def caught(self, inputs: Mapping[str, Any]) -> Float[Tensor, "n c"]:
-        """Return the tokens of a picture, without running what follows."""
+    def caught(self, inputs: Mapping[str, Any]) -> Float[Tensor, "m c"] | None:
+        """Return the tokens of a picture, without running what follows; None if there are none of this form."""
 
     def tokens_of(self, inputs: Mapping[str, Any]) -> Float[Tensor, "n c"]:
         """Return the tokens of another picture, without running what follows.
@@ -74,9 +73,9 @@ class Cut(abc.ABC):
             ModelError: the other picture has another number of tokens.
         """
         tokens = self.caught(inputs)
-        if tokens.shape != self.tokens.shape:
+        if tokens is None or tokens.shape != self.tokens.shape:
             raise ModelError(
-                f"a reference picture gives {len(tokens)} tokens and the picture {len(self.tokens)}, although both "
+                f"a reference picture does not give {len(self.tokens)} tokens as the picture does, although both "
                 "have the same size; pass a processor whose number of tokens depends only on the size"
             )
         return tokens
@@ -90,82 +89,72 @@ class DecoderCut(Cut):
         decoder: the module that was called.
         entry: the name of the argument with the picture's tokens.
         arguments: all arguments of the call.
-        positions: the positions of the picture's tokens.
-        more: further arguments with a row for each of these tokens (Qwen3-VL's features of earlier layers), each with
-            the numbers of these rows; if the prompt has several pictures, the argument has rows for the others too. A
-            token's values are those of all arguments, one after the other.
+        rows: which rows of which arguments are the picture's, that of ``entry`` first. The others have a row for each
+            of these tokens too (Qwen3-VL's features of earlier layers). A token's values are those of all arguments,
+            one after the other.
     """
 
     decoder: nn.Module = field(repr=False)
     entry: Entry
     arguments: Mapping[str, Any] = field(repr=False)
-    positions: Int[Tensor, " n"] = field(repr=False)
-    more: Mapping[ArgumentPath, Int[Tensor, " n"]]
+    rows: Mapping[ArgumentPath, Int[Tensor, " n"]]
 
     @property
     def entering(self) -> Float[Tensor, "1 l c"]:
         """The whole tensor that holds the picture's tokens."""
-        entering: Tensor = self.arguments[self.entry]
-        return entering
+        return self.arguments[self.entry]  # type: ignore[no-any-return]
+
+    @property
+    def positions(self) -> Int[Tensor, " n"]:
+        """The positions of the picture's tokens in it."""
+        return self.rows[self.entry,]
 
     def logits(
         self, tokens: Float[Tensor, "m n c"], *, attend: bool = True, keep: int | None = None
     ) -> Float[Tensor, "m t v"]:
         """Return the logits of the decoder alone."""
         output, last = self.output(tokens, attend=attend), keep or text_of(self.inputs).shape[1]
-        if getattr(output, "logits", None) is not None:
-            return output.logits[:, -last:].float()  # type: ignore[no-any-return]
-        model: Any = self.model
-        states = output[0] if isinstance(output, (tuple, Mapping)) else output
-        if not isinstance(states, Tensor) or states.dim() != 3:
-            raise ModelError(f"{type(self.decoder).__name__} returns no state for each token")
-        return model.get_output_embeddings()(states[:, -last:]).float()  # type: ignore[no-any-return]
+        logits = getattr(output, "logits", None)
+        if logits is None:
+            model: Any = self.model
+            states = output[0] if isinstance(output, (tuple, Mapping)) else output
+            logits = model.get_output_embeddings()(states[:, -last:])
+        return logits[:, -last:].float()  # type: ignore[no-any-return]
 
-    def output(self, tokens: Float[Tensor, "m n c"], *, attend: bool = True, **more: Any) -> Any:
-        """Run the decoder for M versions of the picture's tokens; ``more`` are further arguments."""
-        count = len(tokens)
+    def output(self, tokens: Float[Tensor, "m n c"], *, attend: bool = True) -> Any:
+        """Run the decoder for M versions of the picture's tokens."""
+        count, tensors = len(tokens), _tensors(self.arguments)
         arguments = {name: repeated(value, count) for name, value in self.arguments.items()}
-        tensors = _tensors(self.arguments)
-        widths = [self.entering.shape[-1], *(tensors[path].shape[-1] for path in self.more)]
-        first, *others = tokens.split(widths, -1)
-        entering = self.entering.detach().expand(count, -1, -1)
-        arguments[self.entry] = entering.index_copy(1, self.positions, first.to(entering.dtype))
-        for (path, rows), part in zip(self.more.items(), others, strict=True):
+        parts = tokens.split([tensors[path].shape[-1] for path in self.rows], -1)
+        for (path, rows), part in zip(self.rows.items(), parts, strict=True):
             old = tensors[path]
             every = old.detach().reshape(1, -1, old.shape[-1]).expand(count, -1, -1)
             new = every.index_copy(1, rows, part.to(old.dtype))
             arguments = with_tensor(arguments, path, new.flatten(0, 1) if old.dim() == 2 else new)
-        if not attend:
-            arguments |= self._hidden(count)
-        return self.decoder(**{**arguments, **more})
+        return self.decoder(**(arguments if attend else arguments | self._hidden(count)))
 
-    def caught(self, inputs: Mapping[str, Any]) -> Float[Tensor, "n c"]:
+    def caught(self, inputs: Mapping[str, Any]) -> Float[Tensor, "n c"] | None:
         """Return what the call gets of a picture."""
-        caught: list[dict[str, Any]] = []
 
         def stop(_: nn.Module, __: Any, arguments: dict[str, Any]) -> None:
-            caught.append(arguments)
-            raise Enough
+            fits = arguments[self.entry].shape == self.entering.shape
+            raise Enough(_tokens(arguments, self.rows) if fits else None)
 
-        with hooked(before=[(self.decoder, stop)]), suppress(Enough):
-            self.model(**inputs)
-        (arguments,) = caught
-        if arguments[self.entry].shape[1] != self.entering.shape[1]:
-            return arguments[self.entry][0]  # type: ignore[no-any-return]
-        return _tokens(arguments, self.entry, self.positions, self.more)
+        return _until(self.model, inputs, hooked(before=[(self.decoder, stop)]))
 
     def _hidden(self, count: int) -> dict[str, Any]:
         """Return the arguments that hide the picture."""
         if self.entry == "encoder_hidden_states":
             return {self.entry: torch.zeros_like(self.entering).expand(count, -1, -1)}
-        given = self.arguments.get("attention_mask")
-        hide = functools.partial(_without, positions=self.positions)
-        if isinstance(given, Mapping):
-            return {"attention_mask": {kind: hide(repeated(mask, count)) for kind, mask in given.items()}}
-        if isinstance(given, Tensor) and given.dim() == 4:
-            return {"attention_mask": hide(repeated(given, count))}
-        seen = torch.ones(count, self.entering.shape[1], dtype=torch.long, device=self.entering.device)
-        return {"attention_mask": _without(seen, self.positions)}
+        masks = self.arguments.get("attention_mask")
+        if not isinstance(masks, Mapping) and not (isinstance(masks, Tensor) and masks.dim() == 4):
+            masks = torch.ones(1, self.entering.shape[1], dtype=torch.long, device=self.entering.device)
+
+        def hide(mask: Tensor) -> Tensor:
+            hidden = torch.finfo(mask.dtype).min if mask.is_floating_point() else 0
+            return mask.clone().index_fill_(-1, self.positions, hidden)
+
+        return {"attention_mask": with_tensors(repeated(masks, count), hide)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,24 +193,14 @@ class OutputCut(Cut):
             logits = self.model(**inputs).logits[:, -(keep or text_of(self.inputs).shape[1]) :]
             return logits.float()  # type: ignore[no-any-return]
 
-    def caught(self, inputs: Mapping[str, Any]) -> Float[Tensor, "n c"]:
-        """Return what the call makes of a picture.
-
-        Raises:
-            ModelError: it makes no tokens.
-        """
-        caught: list[Tensor] = []
+    def caught(self, inputs: Mapping[str, Any]) -> Float[Tensor, "m c"] | None:
+        """Return what the call makes of a picture."""
 
         def stop(output: Any) -> Any:
             tensor = tensor_of(output)
-            caught.extend([] if tensor is None else [tensor])
-            raise Enough
+            raise Enough(None if tensor is None else tensor[0])
 
-        with self._at_call(stop), suppress(Enough):
-            self.model(**inputs)
-        if not caught:
-            raise ModelError(f"{self.name} returns no tokens for a reference picture; pass other references")
-        return caught[0][0]
+        return _until(self.model, inputs, self._at_call(stop))
 
     def _at_call(self, act: Callable[[Any], Any]) -> AbstractContextManager[None]:
         calls = itertools.count()
@@ -230,6 +209,16 @@ class OutputCut(Cut):
             return act(output) if next(calls) == self.number else output
 
         return hooked(after=[(self.module, hook)])
+
+
+def _until(model: nn.Module, inputs: Mapping[str, Any], hooks: AbstractContextManager[None]) -> Tensor | None:
+    """Run a model until a hook raises ``Enough``, and return the tokens that it holds."""
+    try:
+        with hooks:
+            model(**inputs)
+    except Enough as enough:
+        return enough.args[0]  # type: ignore[no-any-return]
+    return None
 
 
 def decoder_cut(
@@ -250,31 +239,25 @@ def decoder_cut(
         arguments: those of the call for the picture.
         changed: those of the call for another picture.
     """
-    if arguments[entry].shape != changed[entry].shape:
-        return None
-    positions = (arguments[entry] != changed[entry]).any(-1)[0].nonzero()[:, 0]
-    if not len(positions):
-        return None
-    more: dict[ArgumentPath, Tensor] = {}
+    rows: dict[ArgumentPath, Tensor] = {(entry,): torch.zeros(0)}
     of_other = _tensors(changed)
     for path, mine in _tensors(arguments).items():
-        others = of_other.get(path)
-        if path[0] == entry or others is None or torch.equal(mine, others):
+        other = of_other.get(path)
+        if other is None or torch.equal(mine, other):
             continue
-        if not mine.is_floating_point() or mine.shape != others.shape or mine.dim() not in (2, 3):
+        if not mine.is_floating_point() or mine.shape != other.shape or mine.dim() not in (2, 3):
             return None
-        more[path] = (mine != others).flatten(0, -2).any(-1).nonzero()[:, 0]
-        if len(more[path]) != len(positions):
-            return None
-    tokens = _tokens(arguments, entry, positions, more)
+        rows[path] = (mine != other).flatten(0, -2).any(-1).nonzero()[:, 0]
+    # As many rows of each, and at least one: the one of ``entry`` is empty if the picture does not change it
+    if not len(rows[entry,]) or len(set(map(len, rows.values()))) > 1:
+        return None
     name = f"{type(decoder).__name__}: {entry}"
-    return DecoderCut(name, model, inputs, tokens, decoder, entry, arguments, positions, more)
+    return DecoderCut(name, model, inputs, _tokens(arguments, rows), decoder, entry, arguments, rows)
 
 
 def text_of(inputs: Mapping[str, Any]) -> Int[Tensor, "1 t"]:
     """Return the text that the model reads or continues."""
-    text: Tensor = inputs["decoder_input_ids"] if "decoder_input_ids" in inputs else inputs["input_ids"]
-    return text
+    return inputs["decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"]  # type: ignore[no-any-return]
 
 
 def tensor_of(output: Any) -> Tensor | None:
@@ -309,24 +292,14 @@ def _tensors(arguments: Mapping[str, Any]) -> dict[ArgumentPath, Tensor]:
     return found
 
 
-def _tokens(
-    arguments: Mapping[str, Any], entry: Entry, positions: Tensor, more: Mapping[ArgumentPath, Tensor]
-) -> Float[Tensor, "n c"]:
+def _tokens(arguments: Mapping[str, Any], rows: Mapping[ArgumentPath, Tensor]) -> Float[Tensor, "n c"]:
     tensors = _tensors(arguments)
-    parts = [arguments[entry][0, positions], *(tensors[path].flatten(0, -2)[rows] for path, rows in more.items())]
+    parts = [tensors[path].flatten(0, -2)[numbers] for path, numbers in rows.items()]
     return torch.cat([part.to(parts[0].dtype) for part in parts], -1)
 
 
-def _without(mask: Any, positions: Tensor) -> Any:
-    """Return a mask that hides some positions; None, which hides nothing, has no place for them."""
-    if not isinstance(mask, Tensor):
-        return mask
-    hidden = torch.finfo(mask.dtype).min if mask.is_floating_point() else 0
-    return mask.clone().index_fill_(-1, positions, hidden)
-
-
-_replaced: dict[int, str | None] = {}
-_users: Counter[int] = Counter()
+_before: defaultdict[int, list[str | None]] = defaultdict(list)
+"""By configuration, what each block that is open has found there: the first one, the model's own implementation."""
 _lock = threading.Lock()
 
 
@@ -340,10 +313,9 @@ def attending_by_sdpa(model: nn.Module, *kept: str | None) -> Iterator[None]:
     with undisturbed():
         with _lock:
             names = {key: getattr(config, "_attn_implementation_internal", "sdpa") for key, config in configs.items()}
-            used = [key for key, name in names.items() if key in _replaced or name not in ("sdpa", *kept)]
+            used = [key for key, name in names.items() if _before[key] or name not in ("sdpa", *kept)]
             for key in used:
-                _replaced.setdefault(key, names[key])
-                _users[key] += 1
+                _before[key].append(names[key])
                 configs[key]._attn_implementation_internal = "sdpa"
         try:
             with interruptible():
@@ -351,6 +323,4 @@ def attending_by_sdpa(model: nn.Module, *kept: str | None) -> Iterator[None]:
         finally:
             with _lock:
                 for key in used:
-                    _users[key] -= 1
-                    if not _users[key]:
-                        configs[key]._attn_implementation_internal = _replaced.pop(key)
+                    configs[key]._attn_implementation_internal = _before[key].pop()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,11 +24,12 @@ from camkit.images.files import check_folder, csv_line, write_file
 from camkit.images.listing import FoundPicture, Pictures
 from camkit.images.prepare import MOST_REFERENCES, source_of
 from camkit.kit.picture_names import drawing_names
+from camkit.kit.wording import counted
 from camkit.methods import METHODS
 from camkit.sentences.cut import Cut, DecoderCut, attending_by_sdpa
 from camkit.sentences.inputs import Inputs, Text, load, processor_beside, read, reference_pictures
-from camkit.sentences.places import Places, find_cut, places_of, reads_in_order
-from camkit.sentences.words import NUMBERS, PREDICTABLE, Span, Word, Words, numbers_of, spans
+from camkit.sentences.places import Places, find_cut, in_order
+from camkit.sentences.words import NUMBERS, PREDICTABLE, Word, Words, spans
 from camkit.types import Failure, ImageLike, Placement, ReferenceScores, ReferencesLike
 
 _ROOM = 0.5
@@ -36,10 +37,6 @@ _ROOM = 0.5
 
 _MOST_POINTS = 8
 """Points on the way from each reference, at most."""
-
-
-_CLOSE, _SMALL = 0.2, 0.1
-"""How far the sum of a word's cells may be from how much it needs the picture: as a share of that, and in nats."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,29 +60,25 @@ class Reading:
     own: Float[Tensor, " w"]
     mean: Float[Tensor, " w"]
 
-    def score(self, tokens: Float[Tensor, "m n c"], words: Sequence[int]) -> Float[Tensor, "m w"]:
-        """Return the log-probabilities of words for M versions of the picture's tokens."""
-        return scores(self.cut, self.text, [self.found[word] for word in words], tokens)
-
 
 def scores(
-    cut: Cut, text: Text, words: Sequence[Span], tokens: Float[Tensor, "m n c"], *, attend: bool = True
+    cut: Cut, text: Text, words: Sequence[range], tokens: Float[Tensor, "m n c"], *, attend: bool = True
 ) -> Float[Tensor, "m w"]:
     """Return the log-probability of each word after those before it: that of its tokens, added.
 
     Args:
         cut: where the picture's tokens are replaced.
         text: the text.
-        words: its words, one or more.
+        words: the tokens of its words among those of the sentence, one word or more.
         tokens: M versions of the picture's tokens.
         attend: False hides the picture from the text.
     """
     logits = cut.logits(tokens, attend=attend, keep=len(text.ids) - text.places[0] + 1)
-    places = [text.places[token] for word in words for token in word.tokens]
+    places = [text.places[token] for word in words for token in word]
     earlier = len(text.ids) - logits.shape[1]
     before = logits[:, [place - 1 - earlier for place in places]].float().log_softmax(-1)
     each = before.gather(-1, text.ids[places].expand(len(logits), -1)[..., None])[..., 0]
-    return torch.stack([part.sum(1) for part in each.split([len(word.tokens) for word in words], dim=1)], 1)
+    return torch.stack([part.sum(1) for part in each.split(list(map(len, words)), dim=1)], 1)
 
 
 def expected_gradients(reading: Reading, words: Sequence[int]) -> Float[Tensor, "w n"]:
@@ -98,12 +91,14 @@ def expected_gradients(reading: Reading, words: Sequence[int]) -> Float[Tensor, 
     The first pass takes one reference, and says how many more fit into a pass.
     """
     cut, references, needs = reading.cut, reading.references, (reading.own - reading.mean)[list(words)]
+    tokens = [reading.found[word].tokens for word in words]
     total = torch.zeros(len(needs), len(cut.tokens), device=needs.device)
     rounds = torch.zeros(len(needs), device=needs.device)
     at_once = 1
     for number in range(_MOST_POINTS):
         missing = (total.sum(1) / rounds.clamp(min=1) - needs).abs()
-        active = torch.nonzero((rounds == 0) | (missing > (_CLOSE * needs.abs()).clamp(min=_SMALL))).flatten().tolist()
+        # The sum is close if it is within a fifth of what the word needs, or a tenth of a nat
+        active = torch.nonzero((rounds == 0) | (missing > (0.2 * needs.abs()).clamp(min=0.1))).flatten().tolist()
         if not active:
             break
         shares = _shares(len(references), number).to(references.device)
@@ -113,9 +108,9 @@ def expected_gradients(reading: Reading, words: Sequence[int]) -> Float[Tensor, 
             steps = cut.tokens.float() - references[part].float()
             points = (references[part].float() + shares[part, None, None] * steps).requires_grad_()
             with torch.enable_grad(), _counted(cut.model) as taken:
-                scores = reading.score(points, words).sum(0)
+                of_words = scores(cut, reading.text, tokens, points).sum(0)
             for word in active:
-                (slope,) = torch.autograd.grad(scores[word], points, retain_graph=word != active[-1])
+                (slope,) = torch.autograd.grad(of_words[word], points, retain_graph=word != active[-1])
                 total[word] += (slope * steps).sum((0, 2)).detach() / len(references)
             done += at_once
             if number == 0 and done == 1:
@@ -280,56 +275,35 @@ def filtered(cells: Float[Tensor, "h w"]) -> Float[Tensor, "h w"]:
     return ((ranked * weights).sum(0) / weights.sum(0)).reshape(cells.shape)
 
 
-TokenMaps: TypeAlias = Callable[[Reading, Sequence[int]], Float[Tensor, "w n"]]
-"""``maps(reading, words)`` returns the heat of words, named by their numbers, at each of the picture's tokens."""
-
-
 @dataclass(frozen=True)
 class WordMethod:
     """One way to make the heat of words.
 
     Attributes:
-        name: what ``method=`` and ``--method`` take.
-        maps: makes the heat at the picture's tokens; it refuses a model that lacks what the method needs.
+        maps: ``maps(reading, words)`` makes the heat of words, named by their numbers, at the picture's tokens (W, n);
+            it refuses a model that lacks what the method needs.
         unit: what the values are, as the first words of a caption.
         compares: True if the cells sum to how much the word needs the picture, compared with the references.
         smooth: True if single outliers on the grid are removed.
     """
 
-    name: str
-    maps: TokenMaps
+    maps: Callable[[Reading, Sequence[int]], Float[Tensor, "w n"]]
     unit: str
     compares: bool = False
     smooth: bool = False
-
-    def heat(self, reading: Reading, words: Sequence[int]) -> dict[int, Float[Tensor, "h w"]]:
-        """Return the heat of words on the picture's grid, by their numbers.
-
-        Raises:
-            ModelError: the model does not have what the method needs.
-        """
-        maps = self.maps(reading, words)
-        drawn = {word: reading.places.drawn(each) for word, each in zip(words, maps, strict=True)}
-        return {word: filtered(each) for word, each in drawn.items()} if self.smooth else drawn
 
 
 DEFAULT = "expected"
 """The method for words unless the caller names one."""
 
 WORD_METHODS = {
-    method.name: method
-    for method in (
-        WordMethod("expected", expected_gradients, METHODS["expected"].unit, compares=True),
-        WordMethod("attention", attention_rows, "Share of attention"),
-        WordMethod(
-            "attention-expected",
-            lambda reading, words: attention_rows(reading, words) * expected_gradients(reading, words).clamp(min=0),
-            "Share of attention times expected gradients",
-        ),
-        WordMethod(
-            "tam", activation_maps, "Logit at the picture's token, less what earlier words explain", smooth=True
-        ),
-    )
+    "expected": WordMethod(expected_gradients, METHODS["expected"].unit, compares=True),
+    "attention": WordMethod(attention_rows, "Share of attention"),
+    "attention-expected": WordMethod(
+        lambda reading, words: attention_rows(reading, words) * expected_gradients(reading, words).clamp(min=0),
+        "Share of attention times expected gradients",
+    ),
+    "tam": WordMethod(activation_maps, "Logit at the picture's token, less what earlier words explain", smooth=True),
 }
 """Every method for words by its name."""
 
@@ -363,13 +337,12 @@ class SentenceReader:
     ) -> None:
         if method not in WORD_METHODS:
             raise MethodError(f"{method!r} is not a method for words; use one of {', '.join(WORD_METHODS)}")
-        self._method = WORD_METHODS[method]
         max_new_tokens = whole_number(max_new_tokens, "max_new_tokens", 1)
         self._prompt, self._sentence, self._most, self._only = prompt, words, max_new_tokens, only
         self._model, beside = load(model, device) if isinstance(model, str) else (model, None)
         processor = beside if processor is None else processor
         self._processor = processor_beside(self._model) if processor is None else processor
-        self._looks: dict[tuple[str, int, tuple[int, int]], Places | None] = {}
+        self._method, self._looks = method, dict[Any, Places | None]()
 
     def explain(
         self, image: ImageLike | Sequence[ImageLike], references: ReferencesLike | None, picture: int = 0
@@ -380,23 +353,20 @@ class SentenceReader:
             InputError, ImageError, ModelError: as for ``camkit.words``.
         """
         images: list[ImageLike] = list(image) if isinstance(image, (list, tuple)) else [cast("ImageLike", image)]
-        if not images:
-            raise InputError("there is no picture; pass one or more")
         if not 0 <= picture < len(images):
-            of_several = f"one of the {len(images)} pictures; their numbers start at 0"
-            raise InputError(
-                f"picture={picture} is not {of_several if images[1:] else '0, the number of the only picture'}"
-            )
+            raise InputError(f"there is no picture {picture}: {counted(len(images), 'picture')} given, numbered from 0")
         sources = [source_of(each, number) for number, each in enumerate(images, start=1)]
         shown = [read(each, source) for each, source in zip(images, sources, strict=True)]
         with guarded(self._model), interruptible():
             self._model.requires_grad_(requires_grad=False)  # a pass then keeps nothing for the weights
             reading = self.read(shown, sources, references, picture)
-            found, texts = reading.found, [word.text for word in reading.found]
-            wanted = range(len(texts)) if self._only is None else numbers_of(self._only, texts, found.sentence)
-            heat = self._method.heat(reading, wanted)
-        explained = {number: self._explanation(reading, number, each) for number, each in heat.items()}
-        words = (replace(word, explanation=explained.get(number)) for number, word in enumerate(found))
+            found, method = reading.found, WORD_METHODS[self._method]
+            wanted = range(len(found)) if self._only is None else found.numbers_of(self._only)
+            maps = [reading.places.drawn(each) for each in method.maps(reading, wanted)]
+        words = list(found)
+        for number, cells in zip(wanted, maps, strict=True):
+            raw = filtered(cells) if method.smooth else cells
+            words[number] = replace(words[number], explanation=self._explanation(reading, number, raw))
         return replace(found, words=tuple(words))
 
     def read(
@@ -414,7 +384,7 @@ class SentenceReader:
             InputError, ImageError, ModelError: as for ``camkit.words``.
         """
         picture = pictures[number]
-        inputs = Inputs(self._model, self._processor, self._prompt, pictures[:number], pictures[number + 1 :])
+        inputs = Inputs(self._model, self._processor, self._prompt, pictures, number)
         prepared = inputs.of(picture)
         given = self._sentence
         text = inputs.written(prepared, self._most) if given is None else inputs.given(prepared, given)
@@ -423,33 +393,32 @@ class SentenceReader:
         parts = spans(ids, decode)
         if not parts:
             raise InputError("the model writes no word about this picture; pass words='a sentence' to explain one")
-        text = self._in_order(inputs, prepared, text)
-        mine = inputs.with_text(prepared, text)
+        text = in_order(inputs, prepared, text)
         grey = inputs.with_text(inputs.of(Image.new("RGB", picture.size, (128, 128, 128))), text)
-        locate = functools.partial(self._places, inputs, picture)
-        cut, places = find_cut(self._model, mine, grey, locate)
+        cut, places = find_cut(inputs, inputs.with_text(prepared, text), grey, picture.size, self._looks)
         others, origin = reference_pictures(references, picture)
         with torch.no_grad():
-            score = functools.partial(scores, cut, text, parts)
+            score = functools.partial(scores, cut, text, [tokens for _, tokens in parts])
             tokens = torch.stack([cut.tokens_of(inputs.with_text(inputs.of(each), text)) for each in others])
             own, compared = score(cut.tokens[None])[0], torch.cat([score(each[None]) for each in tokens])
-            above_grey, above_none = (
-                [float(one) - float(other) for one, other in zip(own, less, strict=True)]
-                for less in (score(cut.tokens_of(grey)[None])[0], score(cut.tokens[None], attend=False)[0])
-            )
+            of_grey, of_none = score(cut.tokens_of(grey)[None])[0], score(cut.tokens[None], attend=False)[0]
         mean, spread, least = compared.mean(0), compared.std(0, correction=0), compared.exp().amin(0)
+        needs, above_grey, above_none = (
+            [float(one) - float(other) for one, other in zip(own, less, strict=True)]
+            for less in (mean, of_grey, of_none)
+        )
         words = tuple(
             Word(
-                part.text,
-                part.tokens,
+                part,
+                of_part,
                 probability=float(own[place].exp()),
-                needs_picture=float(own[place]) - float(mean[place]),
+                needs_picture=needs[place],
                 spread=float(spread[place]),
                 above_grey=above_grey[place],
                 above_none=above_none[place],
-                is_dictated=bool(least[place] >= PREDICTABLE) and not part.is_punctuation,
+                is_dictated=bool(least[place] >= PREDICTABLE) and any(map(str.isalnum, part)),
             )
-            for place, part in enumerate(parts)
+            for place, (part, of_part) in enumerate(parts)
         )
         found = Words(
             decode(ids).strip(),
@@ -463,27 +432,6 @@ class SentenceReader:
         )
         return Reading(found, text, cut, places, tokens, own, mean)
 
-    def _in_order(self, inputs: Inputs, prepared: dict[str, Any], text: Text) -> Text:
-        """Return the text with the kind of the sentence's tokens with which no word sees the ones after it.
-
-        PaliGemma calls what it writes 1 and everything before it 0, and Gemma 3 calls all text 0.
-        """
-        for kind in (0, 1):
-            tried = replace(text, kind=kind)
-            shorter = replace(tried, ids=tried.ids[:-1])
-            if reads_in_order(self._model, *(inputs.with_text(prepared, each) for each in (tried, shorter))):
-                return tried
-        raise ModelError(
-            f"{type(self._model).__name__} lets a word see the words after it, so camkit cannot score a sentence; pass "
-            "a model that continues a text"
-        )
-
-    def _places(self, inputs: Inputs, picture: Image.Image, cut: Cut) -> Places | None:
-        of_cut = cut.name, len(cut.tokens), picture.size
-        if of_cut not in self._looks:
-            self._looks[of_cut] = places_of(cut, inputs, picture)
-        return self._looks[of_cut]
-
     def _explanation(self, reading: Reading, number: int, heat: Float[Tensor, "h w"]) -> Explanation:
         """Return the heat of a word as an Explanation, drawn on the part of the picture that the model sees."""
         raw, found = heat.detach().float().cpu(), reading.found
@@ -493,7 +441,7 @@ class SentenceReader:
         placement = Placement(positions=tuple(tuple(share * side - 0.5 for share in axis) for axis, side in axes))
         maps = LayerMaps((raw,), (placement,), "mean", size)
         own, mean = float(reading.own[number]), float(reading.mean[number])
-        compared = ReferenceScores(found.references, "log-probability", own, mean)
+        method = WORD_METHODS[self._method]
         return Explanation(
             maps=maps,
             raw=np.asarray(raw.numpy()),
@@ -503,21 +451,19 @@ class SentenceReader:
             probability=float(np.exp(own)),
             layer=reading.cut.name,
             layer_reason="the picture enters the decoder here",
-            method=self._method.name,
+            method=self._method,
             status=status_of(maps, raw.numpy(), influenced=bool(raw.any())),
             box=box,
             shown=found.picture,
             source=found.source,
             quantity="log-probability",
-            references=compared if self._method.compares else None,
-            unit=self._method.unit,
+            references=ReferenceScores(found.references, "log-probability", own, mean) if method.compares else None,
+            unit=method.unit,
         )
 
 
 TABLE = "words.csv"
 """The file with a row for each word of all pictures."""
-
-_COLUMNS = ("picture", "number", "word", *NUMBERS, "verdict")
 
 
 def words_of_files(
@@ -591,7 +537,7 @@ def _one_by_one(
 def _written(files: Sequence[FoundPicture], found: Iterable[Words | Failure], out: Path) -> Iterator[Words | Failure]:
     """Write what was found and pass it on; the table of several pictures is written last."""
     names = drawing_names({file.path: file.place for file in files})
-    table = [csv_line(_COLUMNS)]
+    table = [csv_line(("picture", "number", "word", *NUMBERS, "verdict"))]
     for file, words in zip(files, found, strict=True):
         if isinstance(words, Failure):
             yield words

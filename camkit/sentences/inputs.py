@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +43,8 @@ class Inputs:
         model: the model.
         processor: its processor.
         prompt: the prompt as the user writes it; None for none.
-        before, after: the prompt's other pictures before and after the explained one; they never change.
+        pictures: the prompt's pictures.
+        number: the one that is explained; the others never change.
 
     Raises:
         InputError: the prompt has places for another number of pictures.
@@ -54,18 +56,16 @@ class Inputs:
         model: Any,
         processor: Any,
         prompt: str | None,
-        before: Sequence[Image.Image] = (),
-        after: Sequence[Image.Image] = (),
+        pictures: Sequence[Image.Image],
+        number: int,
     ) -> None:
         if not callable(getattr(model, "generate", None)):
             raise ModelError(f"{type(model).__name__} cannot write text; pass a Hugging Face model that has generate()")
-        self._model = model
-        self._processor = processor
+        self.model, self._processor, self._pictures, self._number = model, processor, pictures, number
         self.tokenizer = getattr(processor, "tokenizer", processor)
-        configs: list[Any] = [self._model.config, self._model.config.get_text_config()]
+        configs: list[Any] = [model.config, model.config.get_text_config()]
         self.is_encoder_decoder = any(getattr(config, "is_encoder_decoder", False) for config in configs)
-        self._before, self._after = before, after
-        self.prompt = self._full(prompt, len(before) + 1 + len(after))
+        self.prompt = self._full(prompt, len(pictures))
 
     def _full(self, prompt: str | None, count: int) -> str | None:
         """Return the prompt with the places of the pictures, as the model's chat template or processor writes it."""
@@ -85,7 +85,7 @@ class Inputs:
         # BLIP-2 puts the picture's tokens before the prompt by itself.
         if not mark or self.is_encoder_decoder or hasattr(self._processor, "num_query_tokens"):
             if count > 1:
-                raise ModelError(f"{type(self._model).__name__} takes one picture in a prompt, not {count}; pass one")
+                raise ModelError(f"{type(self.model).__name__} takes one picture in a prompt, not {count}; pass one")
             return prompt
         return f"{mark * count}{'' if prompt is None else prompt}"
 
@@ -96,16 +96,16 @@ class Inputs:
             ModelError: the processor fails.
         """
         text = {} if self.prompt is None else {"text": [self.prompt]}
-        images = [[*self._before, picture, *self._after]] if self._before or self._after else [picture]
+        images = [picture if number == self._number else each for number, each in enumerate(self._pictures)]
         unfit = f"the processor {type(self._processor).__name__} cannot prepare the picture and the prompt"
         with as_error(ModelError, lambda error: f"{unfit} ({error}); pass processor=... that belongs to the model"):
-            made = dict(self._processor(images=images, return_tensors="pt", **text))
+            made = dict(self._processor(images=[images] if images[1:] else images, return_tensors="pt", **text))
         tensors = {name: value for name, value in made.items() if isinstance(value, Tensor) and name != "labels"}
         if self.prompt is not None and "input_ids" not in tensors:
-            raise InputError(f"{type(self._model).__name__} takes a picture and no prompt; leave out the prompt")
+            raise InputError(f"{type(self.model).__name__} takes a picture and no prompt; leave out the prompt")
         if not cast:
             return tensors
-        weights = next(self._model.parameters())
+        weights = next(self.model.parameters())
         return {
             name: value.to(weights.device, weights.dtype if value.is_floating_point() else None)
             for name, value in tensors.items()
@@ -115,7 +115,7 @@ class Inputs:
         """Return the text that the model writes, with what it starts from and without what ends it."""
         ids, first = self._generated(inputs, most)
         special, stop = set(self.tokenizer.all_special_ids), len(ids)
-        configs = [self._model.generation_config, self._model.config, self.tokenizer]
+        configs = [self.model.generation_config, self.model.config, self.tokenizer]
         found = [getattr(config, name, None) for config in configs for name in ("eos_token_id", "sep_token_id")]
         ends = special.union(*(each if isinstance(each, list) else [each] for each in found))
         while stop > first and ids[stop - 1] in ends:
@@ -125,7 +125,7 @@ class Inputs:
     def given(self, inputs: Mapping[str, Any], sentence: str) -> Text:
         """Return a given sentence after what the model starts from."""
         written, first = self._generated(inputs, 1)
-        forced = getattr(self._model.generation_config, "forced_bos_token_id", None)  # what the model writes first
+        forced = getattr(self.model.generation_config, "forced_bos_token_id", None)  # what the model writes first
         start = written[: first + (forced is not None and written[first : first + 1] == [forced])]
         ids = self.tokenizer(sentence, add_special_tokens=False)["input_ids"]
         return Text(self._tensor([*start, *ids]), list(range(len(start), len(start) + len(ids))))
@@ -136,15 +136,10 @@ class Inputs:
         Some models return the prompt with the sentence, some without it, and BLIP changes its first and last token.
         """
         arguments = {name: value.clone() for name, value in inputs.items()}  # BLIP writes to its input_ids
-        try:
-            with torch.no_grad():
-                ids = self._model.generate(**arguments, max_new_tokens=most, do_sample=False, num_beams=1)[0].tolist()
-        except Exception as error:
-            if self.prompt is not None:
-                raise
-            raise ModelError(
-                f"{type(self._model).__name__} cannot write about a picture alone ({brief(error)}); pass a prompt"
-            ) from error
+        alone = f"{type(self.model).__name__} cannot write about a picture alone"
+        failing = as_error(ModelError, lambda error: f"{alone} ({brief(error)}); pass a prompt")
+        with torch.no_grad(), failing if self.prompt is None else nullcontext():
+            ids = self.model.generate(**arguments, max_new_tokens=most, do_sample=False, num_beams=1)[0].tolist()
         if self.is_encoder_decoder or "input_ids" not in inputs:
             return ids, max(len(ids) - most, 1)
         prompt, special = inputs["input_ids"][0].tolist(), set(self.tokenizer.all_special_ids)
@@ -156,13 +151,13 @@ class Inputs:
             return ids, lead + len(words)
         if len(ids) > most:
             raise ModelError(
-                f"{type(self._model).__name__} returns neither a sentence nor its prompt and a sentence; pass "
+                f"{type(self.model).__name__} returns neither a sentence nor its prompt and a sentence; pass "
                 "as processor=... the one that belongs to the model"
             )
         return prompt + ids, len(prompt)
 
     def _tensor(self, ids: list[int]) -> Int[Tensor, " t"]:
-        return torch.tensor(ids, device=next(self._model.parameters()).device)
+        return torch.tensor(ids, device=next(self.model.parameters()).device)
 
     def with_text(self, inputs: Mapping[str, Any], text: Text) -> dict[str, Any]:
         """Return the arguments for a sentence after the prompt, from those for the prompt."""
@@ -248,9 +243,6 @@ def load(name: str, device: str | None = None) -> tuple[nn.Module, Any]:
 _EACH = 8
 """Pictures of noise, and plain ones, that stand for references."""
 
-_LONGEST = 512
-"""The longer side at which noise is made, in pixels; it is enlarged for larger pictures."""
-
 
 def read(image: ImageLike, source: str) -> Image.Image:
     """Return a picture, upright and RGB.
@@ -290,7 +282,7 @@ def made_pictures(size: tuple[int, int]) -> list[Image.Image]:
     A model may say the same about all noise ("two things"), and something else about all plain pictures. A word that
     needs no picture is probable with both.
     """
-    width, height = size_within(size, min(_LONGEST, max(size)))
+    width, height = size_within(size, min(512, max(size)))  # enlarged for larger pictures
     noise = smooth_noise(3 * _EACH, (height, width)).reshape(_EACH, 3, height, width)
     generator = torch.Generator().manual_seed(0)
     colours, contrasts = (torch.rand(_EACH, count, 1, 1, generator=generator) for count in (3, 1))

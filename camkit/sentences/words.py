@@ -21,10 +21,6 @@ from camkit.kit.wording import VERSION
 from camkit.tables import Rows, Tabular, flat
 from camkit.types import Pixels
 
-_PARTS = re.compile(r"\w+(?:['\u2019\-]\w+)*|[^\w\s]+")
-"""A word with its apostrophes and hyphens, or punctuation."""
-
-
 PREDICTABLE = 0.5
 """A word that is at least this probable with every reference picture is one that the earlier words dictate."""
 NEEDS_NO_PICTURE = math.log(2)
@@ -32,25 +28,9 @@ NEEDS_NO_PICTURE = math.log(2)
 NUMBERS = ("probability", "needs_picture", "spread", "above_grey", "above_none")
 """The attributes of a word that are measured."""
 
-_SIDE = 640
-"""The longest side of a picture on the page, in pixels."""
-
-
-@dataclass(frozen=True)
-class Span:
-    """A word, and the range of its tokens among those of the sentence."""
-
-    text: str
-    tokens: range
-
-    @property
-    def is_punctuation(self) -> bool:
-        """True if the word has neither letters nor digits."""
-        return not any(letter.isalnum() for letter in self.text)
-
 
 @dataclass(frozen=True, eq=False)
-class Word(Span):
+class Word:
     """One word of the sentence.
 
     Attributes:
@@ -66,6 +46,8 @@ class Word(Span):
         explanation: the heat on the picture; None for words that were not asked for.
     """
 
+    text: str
+    tokens: range
     probability: float
     needs_picture: float
     spread: float
@@ -73,6 +55,11 @@ class Word(Span):
     above_none: float
     is_dictated: bool
     explanation: Explanation | None = field(default=None, repr=False)
+
+    @property
+    def is_punctuation(self) -> bool:
+        """True if the word has neither letters nor digits."""
+        return not any(map(str.isalnum, self.text))
 
     @property
     def needs_no_picture(self) -> bool:
@@ -151,7 +138,19 @@ class Words(Tabular, Sequence[Word]):
         Raises:
             InputError: the sentence has no such word.
         """
-        return [self.words[number] for number in numbers_of(text, [word.text for word in self.words], self.sentence)]
+        return [self.words[number] for number in self.numbers_of(text)]
+
+    def numbers_of(self, text: str) -> list[int]:
+        """Return the numbers of the words with a text, in upper or lower case.
+
+        Raises:
+            InputError: the sentence has no such word.
+        """
+        found = [number for number, word in enumerate(self.words) if word.text.lower() == text.lower()]
+        if not found:
+            hint = did_you_mean(text, [word.text for word in self.words])
+            raise InputError(f"the sentence {self.sentence!r} has no word {text!r}{hint}")
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the picture as JSON values."""
@@ -197,7 +196,7 @@ class Words(Tabular, Sequence[Word]):
         return f"<Words: {' '.join(f'{word.text} {word.needs_picture:+z.1f}' for word in self.words)}>"
 
 
-def spans(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[Span]:
+def spans(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[tuple[str, range]]:
     """Return the words of a sentence with their tokens.
 
     A token belongs to the word in which its first letter falls. It ends where the text of all tokens up to it ends. If
@@ -212,24 +211,13 @@ def spans(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[Sp
     # A token that adds no text belongs to the last character, whose replacement sign its first token already added.
     letters = [next((place for place in range(start, end) if not text[place].isspace()), end - 1)
                for start, end in zip(starts, ends, strict=True)]  # fmt: skip
-    words: list[Span] = []
-    for match in _PARTS.finditer(text):
+    words: list[tuple[str, range]] = []
+    # A word with its apostrophes and hyphens, or punctuation
+    for match in re.finditer(r"\w+(?:['\u2019\-]\w+)*|[^\w\s]+", text):
         inside = [number for number, letter in enumerate(letters) if match.start() <= letter < match.end()]
         if inside:
-            words.append(Span(match[0], range(inside[0], inside[-1] + 1)))
+            words.append((match[0], range(inside[0], inside[-1] + 1)))
     return words
-
-
-def numbers_of(text: str, words: Sequence[str], sentence: str) -> list[int]:
-    """Return the numbers of the words of a sentence that have a text, in upper or lower case.
-
-    Raises:
-        InputError: the sentence has no such word.
-    """
-    found = [number for number, word in enumerate(words) if word.lower() == text.lower()]
-    if not found:
-        raise InputError(f"the sentence {sentence!r} has no word {text!r}{did_you_mean(text, words)}")
-    return found
 
 
 def render(words: Sequence[Word], facts: Mapping[str, object], note: str = "") -> str:
@@ -255,7 +243,7 @@ def _word(number: int, word: Word) -> dict[str, Any]:
     drawn = peak = None
     if word.explanation is not None:
         alpha = 0.0 if word.needs_no_picture else 0.5
-        drawn = word.explanation.overlay(max_side=_SIDE, alpha=alpha)
+        drawn = word.explanation.overlay(max_side=640, alpha=alpha)  # the longest side of a picture on the page
         peak = float(word.explanation.raw.max())
     return {
         "number": number,

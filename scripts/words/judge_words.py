@@ -12,6 +12,7 @@ over a tenth, a fifth and three tenths of the cells.
 from __future__ import annotations
 
 import argparse
+import functools
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -125,11 +126,12 @@ def causal(reading: Reading, words: Sequence[int], maps: Tensor, references: int
     hot = hot @ reading.places.shares > 0  # (W, S, n); a class token is neither deleted nor kept
     rows = []
     for number, word in enumerate(words):
-        own = reading.score(tokens[None], [word]).exp().item()
+        score = functools.partial(explain.scores, reading.cut, reading.text, [reading.found[word].tokens])
+        own = score(tokens[None]).exp().item()
         found = {}
         for name, keep in (("deleted", ~hot[number]), ("kept", hot[number])):
             versions = [torch.where(keep[..., None], tokens, other) for other in reading.references[:references]]
-            found[name] = float(reading.score(torch.cat(versions), [word]).exp().mean()) / own
+            found[name] = float(score(torch.cat(versions)).exp().mean()) / own
         rows.append(found)
     return rows
 

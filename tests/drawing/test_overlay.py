@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import resource
 import stat
 from typing import Any
 
@@ -13,6 +12,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from disks import files_of_at_most
 from PIL import Image
 from refusals import refused
 from torch import Tensor, nn
@@ -193,14 +193,9 @@ def test_what_cannot_be_written_is_one_sentence_and_leaves_nothing(explanation, 
 def test_an_older_file_stays_when_writing_fails(explanation, tmp_path):
     path = tmp_path / "p.png"
     path.write_bytes(b"the older picture")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # as on a full disk: only the first 100 bytes fit
-    try:
-        with refused(kind=OutputError):
-            explanation.save(path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with files_of_at_most(100), refused(kind=OutputError):  # as on a full disk
+        explanation.save(path)
 
     assert path.read_bytes() == b"the older picture"
     assert [file.name for file in tmp_path.iterdir()] == ["p.png"]
@@ -244,40 +239,32 @@ def test_everything_but_the_pictures_is_json(explanation, tmp_path, photo):
 # --- statuses ---------------------------------------------------------------------------------------------------------
 
 
-def test_evidence_against_the_target_alone_is_reported_and_not_drawn(photo, tmp_path):
-    found = camkit.explain(Signed(-1.0), photo, "cells", preprocess=PRESET)
+@pytest.mark.parametrize(
+    ("factor", "spoil", "status"),
+    [
+        (-1.0, None, "no_positive_evidence"),
+        (0.0, None, "no_influence"),
+        *((1.0, value, "non_finite") for value in (math.nan, math.inf, -math.inf)),
+    ],
+)
+def test_a_map_without_evidence_is_reported_and_not_drawn(photo, tmp_path, factor, spoil, status):
+    found = camkit.explain(Signed(factor, spoil), photo, "cells", preprocess=PRESET)
 
-    assert found.status == "no_positive_evidence"
-    assert (found.raw < 0).all()
+    assert found.status == status
     assert not found.heatmap.any()
     assert found.peak is None
     seen = ~outside(found.box, photo.shape)
     assert np.array_equal(found.overlay()[seen], photo[seen])
-    assert np.allclose(as_json(found)["raw"], found.raw)
-    assert as_json(found)["peak"] is None
     with Image.open(found.save(tmp_path / "p.png")) as picture:
         assert np.array_equal(np.asarray(picture), found.overlay())
-
-
-def test_a_score_that_does_not_change_is_no_evidence(photo):
-    found = camkit.explain(Signed(0.0), photo, "cells", preprocess=PRESET)
-
-    assert found.status == "no_influence"
-    assert not found.raw.any()
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_map_that_is_not_finite_is_reported_and_not_drawn(photo, value):
-    found = camkit.explain(Signed(1.0, spoil=value), photo, "cells", preprocess=PRESET)
-
-    assert found.status == "non_finite"
-    assert np.argwhere(~np.isfinite(found.raw)).tolist() == [[1, 2]]
-    assert not found.heatmap.any()
-    assert found.peak is None
-    seen = ~outside(found.box, photo.shape)
-    assert np.array_equal(found.overlay()[seen], photo[seen])
     row = as_json(found)
-    assert (row["raw"][1][2], row["score"], row["status"]) == (None, None, "non_finite")
+    assert row["peak"] is None
+    if spoil is None:
+        assert (np.sign(found.raw) == factor).all()
+        assert np.allclose(row["raw"], found.raw)
+    else:
+        assert np.argwhere(~np.isfinite(found.raw)).tolist() == [[1, 2]]
+        assert (row["raw"][1][2], row["score"], row["status"]) == (None, None, "non_finite")
 
 
 def test_one_spoiled_picture_does_not_spoil_its_batch():

@@ -184,11 +184,14 @@ def test_a_training_step_is_the_same_while_it_is_recorded(name: str, reduce: Any
     assert not hooks_in(model)
 
 
-def test_under_autocast_gradients_come_in_the_precision_of_the_output() -> None:
+def test_gradients_come_without_a_graph_and_in_the_precision_of_the_output() -> None:
     net = small()
     with record(net, "0", gradients=True) as recording, torch.autocast("cpu", torch.bfloat16):
-        net(torch.ones(1, 4)).float().sum().backward()
+        inputs = torch.ones(1, 4, requires_grad=True)
+        (first,) = torch.autograd.grad(net(inputs).float().square().sum(), inputs, create_graph=True)
+        assert first.requires_grad
     assert recording["0"].output.dtype == recording["0"].gradient.dtype == torch.bfloat16
+    assert not recording["0"].gradient.requires_grad
 
 
 def test_a_statistic_is_that_of_the_whole_tensor() -> None:
@@ -421,10 +424,10 @@ def test_a_layer_that_runs_three_times_gives_three_entries() -> None:
     assert [call.number for call in recording.calls] == [1, 1, 2, 3]
     assert not torch.equal(recording["conv#1"].output, recording["conv#2"].output)
     assert recording["stem#1"] is recording["stem"]
-    with pytest.raises(LayerError, match="'conv' ran 3 times; choose the call, for example 'conv#1'"):
-        recording["conv"]
-    with pytest.raises(LayerError, match="no call 'conv#4' was recorded"):
-        recording["conv#4"]
+    for key in ("conv", "conv#4"):
+        said = f"'conv' ran 3 times .*'{key}' must be one of its recorded calls: 'conv#1', 'conv#2', 'conv#3'"
+        with pytest.raises(LayerError, match=said):
+            recording[key]
     assert "conv#3" in recording
     assert "conv" not in recording
     assert recording.get("conv") is None
@@ -516,15 +519,6 @@ def test_a_gradient_is_not_what_a_later_pass_adds_to_grad() -> None:
     assert [torch.equal(one, factors) for one in recording[""].gradients] == [True, True]
 
 
-def test_a_gradient_is_kept_without_its_graph() -> None:
-    net = nn.Sequential(nn.Linear(4, 3), nn.Tanh())
-    with record(net, "0", gradients=True) as recording:
-        inputs = torch.randn(2, 4, requires_grad=True)
-        (first,) = torch.autograd.grad(net(inputs).sum(), inputs, create_graph=True)
-        assert first.requires_grad
-    assert not recording["0"].gradient.requires_grad
-
-
 def test_a_call_without_a_gradient_says_why() -> None:
     net = small()
     with record(net, "0", outputs=False) as recording:
@@ -532,7 +526,7 @@ def test_a_call_without_a_gradient_says_why() -> None:
     call = recording["0"]
     for read, message in (
         ("gradient", "gradients were not requested; use record.*gradients=True"),
-        ("output", "output .* was not recorded; use record.*outputs=True"),
+        ("output", "outputs .* were not recorded; use record.*outputs=True"),
         ("inputs", "inputs .* were not recorded; use record.*inputs=True"),
     ):
         with pytest.raises(LayerError, match=message):
@@ -560,7 +554,7 @@ def test_a_call_without_a_gradient_says_why() -> None:
 def test_reading_a_layer_that_did_not_run_or_was_not_selected() -> None:
     net = small()
     with record(net, ["0", "1"]) as recording:
-        with pytest.raises(LayerError, match=r"layer '0' has not run while it was recorded, in the thread"):
+        with pytest.raises(LayerError, match=r"layer '0' ran 0 times while it was recorded, in the thread"):
             recording["0"]
         with pytest.raises(LayerError, match="layer '2' is not among those recorded"):
             recording["2"]
@@ -648,13 +642,6 @@ def test_hooks_are_called_in_the_order_they_were_set() -> None:
     assert torch.equal(between["0"].gradient, inner["0"].gradient * 3.0)
     assert torch.equal(outer["0"].gradient, inner["0"].gradient * 3.0 * 2.0)
     assert inner["0"].gradient.any()
-
-
-def test_an_edit_that_returns_nothing_is_an_error() -> None:
-    net = small()
-    with edit(net, {"1": lambda maps: None}), pytest.raises(LayerError, match="edits layer '1' returned None"):
-        net(torch.ones(1, 4))
-    net(torch.ones(1, 4))
 
 
 class Unused(nn.Module):
@@ -820,14 +807,20 @@ def test_a_frozen_parameter_has_no_gradient_to_edit() -> None:
         pass
 
 
-@pytest.mark.parametrize("wrong", [lambda gradient: None, lambda gradient: gradient[:1], lambda gradient: 3.0])
-@pytest.mark.parametrize("place", ["0", "0.weight"])
-def test_a_gradient_of_another_shape_is_an_error(place: str, wrong: Callable) -> None:
+@pytest.mark.parametrize(
+    ("enter", "place", "wrong", "said"),
+    [
+        (edit, "1", lambda maps: None, "edits layer '1' returned None"),
+        *(
+            (edit_gradients, place, wrong, f"'{place}' returned .*must return a tensor")
+            for place in ("0", "0.weight")
+            for wrong in (lambda gradient: None, lambda gradient: gradient[:1], lambda gradient: 3.0)
+        ),
+    ],
+)
+def test_an_edit_that_returns_something_else_is_an_error(enter: Any, place: str, wrong: Callable, said: str) -> None:
     net = small()
-    with (
-        edit_gradients(net, {place: wrong}),
-        pytest.raises(LayerError, match=f"'{place}' returned .*must return a tensor"),
-    ):
+    with enter(net, {place: wrong}), pytest.raises(LayerError, match=said):
         net(torch.ones(2, 4)).sum().backward()
     assert not hooks_in(net)
 
@@ -971,7 +964,7 @@ def test_long_trainings_accumulate_nothing() -> None:
     living = [torch.ones(1, requires_grad=True) * 2 for _ in range(300)]
     for tensor in living:
         hooks.add(tensor, lambda gradient: None)
-    assert 300 <= len(hooks) < 1000
+    assert 300 <= len(hooks._handles) < 1000
     hooks.remove()
     assert not any(tensor._backward_hooks for tensor in living)
 

@@ -552,30 +552,6 @@ class TestCommand:
         printed = json.loads(capsys.readouterr().out)
         assert (printed["pictures"], printed["training"]) == (3, True)
 
-    @pytest.mark.parametrize(
-        ("arguments", "said"),
-        [
-            (["--model", "demo-fair"], "name at least one picture"),
-            (["none.jpg", "--model", "demo-fair"], "no file none.jpg"),
-            (["none.jpg", "--model", "demo-fair", "--limit", "0"], "at least 1 picture"),
-            (["none.jpg", "--model", "demo-fair", "--out", "/dev/null/x"], "cannot write into the folder"),
-        ],
-    )
-    def test_a_wrong_call_is_one_sentence_and_exit_code_2(
-        self,
-        arguments: list[str],
-        said: str,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
-    ) -> None:
-        monkeypatch.chdir(tmp_path)
-        assert main(["diagnose", *arguments]) == 2
-        captured = capsys.readouterr()
-        assert said in captured.err
-        assert captured.err.count("\n") == 1
-        assert captured.out == ""
-
 
 def test_the_picture_draws_what_is_wrong() -> None:
     model = small()

@@ -91,21 +91,33 @@ class TestFeatureMaps:
         assert [path.name for path in tmp_path.iterdir()] == ["plane-sky.features.features.2.png"]
         assert cv2.imread(str(next(tmp_path.iterdir()))).shape[2] == 3
 
-    @pytest.mark.parametrize(
-        ("arguments", "said"),
-        [
-            (["--model", "demo-fair"], "name a picture"),
-            (["none.jpg", "--model", "demo-fair"], "no file none.jpg"),
-            ([PLANE, "--model", "demo-fair", "--top", "0"], "top must be a whole number from 1, not 0"),
-        ],
-    )
-    def test_a_wrong_call_is_one_sentence_and_exit_code_2(
-        self, arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert main(["features", *arguments, "--out", str(tmp_path)]) == 2
-        captured = capsys.readouterr()
-        assert said in captured.err
-        assert captured.err.count("\n") == 1
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["features"], "name a picture"),
+        (["features", "none.jpg"], "no file none.jpg"),
+        (["features", PLANE, "--top", "0"], "top must be a whole number from 1, not 0"),
+        (["concepts"], "name a"),
+        (["concepts", PLANE, "-n", "0"], "concepts must be a whole number from 1, not 0"),
+        (["diagnose"], "name at least one picture"),
+        (["diagnose", "none.jpg"], "no file none.jpg"),
+        (["diagnose", PLANE, "--limit", "0"], "limit must be a whole number from 1, not 0"),
+        (["diagnose", PLANE, "--out", "/dev/null/x"], "cannot write into the folder"),
+    ],
+)
+def test_a_wrong_call_of_a_command_is_one_sentence_and_exit_code_2(
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*arguments, "--model", "demo-fair"]) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert (captured.err.count("\n"), captured.out) == (1, "")
 
 
 def loops() -> nn.Sequential:

@@ -174,11 +174,11 @@ def test_a_wrong_number_of_pictures_is_one_sentence():
     both, one = list(pictures()), pictures()[0]
     for family, images, prompt, picture, kind, said in (
         ("blip", both, PROMPT, 0, ModelError, "BlipFor.* takes one picture in a prompt, not 2; pass one"),
-        ("blip", both, PROMPT, 2, InputError, "picture=2 is not one of the 2 pictures; their numbers start at 0"),
+        ("blip", both, PROMPT, 2, InputError, "there is no picture 2: 2 pictures given, numbered from 0"),
         ("llava_next", both, "<image> what", 0, InputError, "the prompt has 1 x <image>, .* number of pictures is 2;"),
         ("llava_next", one, "<image> or <image>", 0, InputError, "has 2 x <image>, .* is 1; write it once for each"),
-        ("llava_next", [], PROMPT, 0, InputError, "there is no picture; pass one or more"),
-        ("llava_next", one, PROMPT, 1, InputError, "picture=1 is not 0, the number of the only picture"),
+        ("llava_next", [], PROMPT, 0, InputError, "there is no picture 0: 0 pictures given"),
+        ("llava_next", one, PROMPT, 1, InputError, "there is no picture 1: 1 picture given"),
     ):
         model, processor = FAMILIES[family]()
         with pytest.raises(kind, match=said):

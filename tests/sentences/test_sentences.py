@@ -404,17 +404,22 @@ def changed_config(llava, folder, **entries):
     return f"hf:{folder}"
 
 
-def test_code_that_a_folder_names_is_refused_without_a_question(llava, tmp_path, monkeypatch):
+OWN_CODE = {"model_type": "own", "auto_map": {"AutoConfig": "somebody/model--own.Config"}}
+KERNEL = "code for its attention from 'somebody/attention' on the hub"
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        (OWN_CODE, "cannot be loaded as a model that writes about pictures"),
+        ({"attn_implementation": "somebody/attention"}, KERNEL),
+        ({"attn_implementation": {"text_config": "somebody/attention"}}, KERNEL),
+    ],
+)
+def test_code_that_a_folder_names_is_refused_without_a_question(llava, tmp_path, monkeypatch, entries, said):
     monkeypatch.setattr("builtins.input", lambda _="": pytest.fail("a question was asked on standard input"))
-    name = changed_config(llava, tmp_path, model_type="own", auto_map={"AutoConfig": "somebody/model--own.Config"})
-    with pytest.raises(ModelError, match="cannot be loaded as a model that writes about pictures"):
-        load(name, "cpu")
-
-
-@pytest.mark.parametrize("attention", ["somebody/attention", {"text_config": "somebody/attention"}])
-def test_attention_from_the_hub_is_refused(llava, tmp_path, attention):
-    with pytest.raises(ModelError, match="code for its attention from 'somebody/attention' on the hub"):
-        load(changed_config(llava, tmp_path, attn_implementation=attention), "cpu")
+    with pytest.raises(ModelError, match=said):
+        load(changed_config(llava, tmp_path, **entries), "cpu")
 
 
 def test_pictures_of_a_folder_are_compared_with_the_others(llava, folder, tmp_path, capsys):
