@@ -881,7 +881,7 @@ def test_shuffling_keeps_the_values_and_the_biases() -> None:
         (lambda m, p: Evaluator(m, p, batch_size=0), "batch_size must be a whole number from 1, not 0"),
         (lambda m, p: Evaluator(m, p * torch.nan), "picture 1 holds NaN or infinite values"),
         (lambda m, p: Evaluator(m, p[:2]), "the picture has 2 channels, but the model's first convolution takes 3"),
-        (lambda m, p: Evaluator(m, p, [0, 1]), "scores_of(img, target) takes one target; call it once for each"),
+        (lambda m, p: Evaluator(m, p, [0, 1]), "this call takes one target; explainer.batch([img], targets) explains several"),
         (lambda m, p: Evaluator(m, p, 9), "the model has classes 0 to 3"),
     ],
 )  # fmt: skip
