@@ -69,12 +69,13 @@ for command in (look, checks, compare, concepts, diagnose, explain, features, ju
 def methods() -> int:
     """List all methods with their papers."""
     from camkit.methods import METHODS
+    from camkit.methods.registry import NEEDS
 
     table = Table(box=None, pad_edge=False)
     for heading in ("method", "what it weights by", "needs", "time in plain passes", "paper"):
         table.add_column(heading, no_wrap=heading == "method")
     for each in METHODS.values():
-        table.add_row(Text(each.name, "bold"), *map(Text, (each.summary, each.words, each.cost, each.paper)))
+        table.add_row(Text(each.name, "bold"), *map(Text, (each.summary, NEEDS[each.needs], each.cost, each.paper)))
     print_table(table, folds=printer().is_terminal)
     printer().print(
         "auto, the default, takes chefer, gradcam-sharpened or gradcam, as the model needs, and hirescam for boxes"

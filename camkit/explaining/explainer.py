@@ -75,7 +75,7 @@ from camkit.layers.runner import OneByOneError, OneTargetError, Ran, Runner, sel
 from camkit.methods import AUTO, METHODS, Method, find_method
 from camkit.methods.on_one_picture import PictureScores
 from camkit.methods.registry import MethodLike
-from camkit.methods.runs import CHANGES, SignedMaps, changed, check_mirrors, signed_maps
+from camkit.methods.runs import CHANGES, SignedMaps, check_mirrors, signed_maps
 from camkit.models import (
     about_channels,
     about_failure,
@@ -469,7 +469,7 @@ class Explainer:
         chosen = own.method if method is None else find_method(method)
         layers = own.target_layer if target_layer is None and chosen.layer else target_layer
         fused = own.but(fuse=fuse or own.options["fuse"])
-        return self.choosing(replace(fused, method=chosen, target_layer=layers), model)
+        return self.choosing(replace(fused, method=chosen, target_layer=layers).checked(), model)
 
     def choosing(self, choices: Choices, model: nn.Module | None = None) -> Explainer:
         """Return an Explainer that explains in another way, and shares what this one has found out about the model.
@@ -798,7 +798,7 @@ class Explainer:
         for mirrored, factor in CHANGES:
             again = tuple(of_changed_picture(*each, mirrored=mirrored) for each in pairs)
             try:
-                other = self._runner(_of_pictures(again, batch), changed(inputs, factor, mirrored=mirrored))
+                other = self._runner(_of_pictures(again, batch), (inputs.flip(-1) if mirrored else inputs) * factor)
             except OneTargetError:
                 other = None
             if other is None or [layer.ref for layer in other.layers] != [layer.ref for layer in layers]:

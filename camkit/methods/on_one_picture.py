@@ -45,6 +45,29 @@ def at_once(device: torch.device) -> int:
     return _AT_ONCE_CPU if device.type == "cpu" else _AT_ONCE
 
 
+def refuse_boxes(scores: Sequence[Scores], does: str) -> None:
+    """Refuse a detector's boxes, for methods that do what is said.
+
+    Raises:
+        MethodError: a target is a box.
+    """
+    if any(scored.boxes is not None for scored in scores):
+        raise MethodError(f"methods that {does} explain scores, not boxes; use 'gradcam' or 'hirescam'")
+
+
+def only_layer(options: Pass, does: str) -> LayerRef:
+    """Return the layer of a pass, for methods that do what is said.
+
+    Raises:
+        MethodError: several layers are fused.
+    """
+    if len(options.modules) > 1:
+        raise MethodError(
+            f"methods that {does} explain one layer; name one, or use 'gradcam' or 'hirescam', which fuse several"
+        )
+    return next(iter(options.modules))
+
+
 def of_pictures(options: Pass, method: Method) -> Capture:
     """Run the model once for one picture, and then on the changed pictures that the method makes.
 
@@ -161,11 +184,7 @@ def of_scores(options: Pass, method: Method) -> Capture:
 
 def _same_classes(targets: Sequence[Target], scores: Sequence[Scores]) -> list[Target]:
     """Return the targets that score the same classes, whatever the changed feature maps do to the others."""
-    if any(scored.boxes is not None for scored in scores):
-        raise MethodError(
-            "methods that run the model's head on changed feature maps explain scores, not boxes; use 'gradcam' or "
-            "'hirescam'"
-        )
+    refuse_boxes(scores, "run the model's head on changed feature maps")
     return [fixed_target(*pair) if not is_absent(pair[1]) else pair[0] for pair in zip(targets, scores, strict=True)]
 
 
@@ -187,13 +206,7 @@ def of_references(options: Pass, method: Method) -> Capture:
     Raises:
         MethodError: several layers are fused, the head cannot be run alone, or a target is not a score.
     """
-    if len(options.modules) > 1:
-        raise MethodError(
-            "methods that compare a picture with references explain one layer; name one, or use 'gradcam' or "
-            "'hirescam', which fuse several"
-        )
-    options = replace(options, precision="fp32")
-    (ref,) = options.modules
+    options, ref = replace(options, precision="fp32"), only_layer(options, "compare a picture with references")
     with options.forward(recording(options.model, ref), whole=True) as run, interruptible():
         (recorded,), (layout,), (maps,) = run.entered, run.layouts.values(), run.features()
         captured = run.captured([maps], run.scores())

@@ -133,11 +133,6 @@ class Method:
     values: Mapping[str, Whole | Between] = field(default_factory=dict, compare=False)
 
     @functools.cached_property
-    def words(self) -> str:
-        """What it gets besides the feature maps of a layer, for lists of methods."""
-        return NEEDS[self.needs]
-
-    @functools.cached_property
     def users(self) -> bool:
         """True if the function is not camkit's own."""
         function = getattr(self.weights, "func", self.weights)  # of ``variant``
@@ -306,10 +301,6 @@ def known_method(name: str) -> Method | None:
     return _APART.get(name) or METHODS.get(name)
 
 
-NAMES_OF_REFERENCES = frozenset({"random", "centre", "colour"})
-"""The rows that ``camkit.judge`` adds beside the methods; a test compares them with those of the recommendation."""
-
-
 def register_method(
     name: str,
     *,
@@ -357,7 +348,7 @@ def register_method(
         replace: allow a name that is taken, for example when a notebook cell runs again.
 
     Raises:
-        MethodError: the name is taken, reserved, or has other characters, or ``needs`` is unknown.
+        MethodError: the name is taken or has other characters, or ``needs`` is unknown.
 
     Examples:
         >>> import camkit
@@ -371,16 +362,11 @@ def register_method(
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise MethodError(f"the name of a method consists of letters, digits, '+', '-', '_' and '.', not {name!r}")
-    if taken := {name, title} & NAMES_OF_REFERENCES:
-        raise MethodError(
-            f"a method cannot be called {taken.pop()!r}, because judge has a row of that name; choose another name"
-        )
-    if name in _APART:
-        raise MethodError(f"a method cannot be called {name!r}, which camkit has; choose another name")
     if needs not in NEEDS:
         raise MethodError(f"method {name!r}: needs must be one of {', '.join(NEEDS)}, not {needs!r}")
-    if name in METHODS and not replace:
-        raise MethodError(f"there is already a method {name!r}; choose another name, or pass replace=True")
+    if name in _APART or (name in METHODS and not replace):
+        instead = "choose another name" if name in _APART else "choose another name, or pass replace=True"
+        raise MethodError(f"there is already a method {name!r}; {instead}")
 
     def add(function: WeightFunction) -> WeightFunction:
         METHODS[name] = Method(

@@ -24,24 +24,14 @@ from camkit.methods.activations import first_component
 from camkit.methods.gradient import gradcam, gradcam_elementwise
 from camkit.methods.on_attention import of_attention
 from camkit.methods.on_input import of_guided, of_parts, second_derivatives
-from camkit.methods.on_one_picture import of_pictures, of_references, of_scores
+from camkit.methods.on_one_picture import of_pictures, of_references, of_scores, only_layer
 from camkit.methods.registry import ODAM, SHARPENED, Method
 from camkit.targets.scores import Scores, describe, passing_through
 from camkit.types import CellPositions, LayerRef, Placement
 
-_FACTORS = (0.9, 1.0, 1.1)
-"""What the normalised input is multiplied by: the factors of grad-cam's ``aug_smooth``."""
-
-CHANGES = tuple((mirrored, factor) for mirrored in (False, True) for factor in _FACTORS if mirrored or factor != 1)
-"""The changed versions of a picture: whether it is mirrored, and its factor. The picture itself is not among them."""
-
-_SAME_SHARE = 1e-6
-"""How far the middle of the input may lie from the middle of the grid, as a share of the grid: rounding."""
-
-
-def changed(inputs: Float[Tensor, "n c *size"], factor: float, *, mirrored: bool) -> Float[Tensor, "n c *size"]:
-    """Return pictures mirrored along their last axis, and multiplied by a factor."""
-    return (inputs.flip(-1) if mirrored else inputs) * factor
+CHANGES = ((False, 0.9), (False, 1.1), (True, 0.9), (True, 1.0), (True, 1.1))
+"""The changed versions of a picture: whether it is mirrored, and what the normalised input is multiplied by, the
+factors of grad-cam's ``aug_smooth``. The picture itself is not among them."""
 
 
 def check_mirrors(features: Sequence[Features]) -> None:
@@ -52,7 +42,7 @@ def check_mirrors(features: Sequence[Features]) -> None:
     """
     for maps in features:
         extent = () if maps.placement.positions else maps.placement.extent
-        if extent and abs(sum(extent[-1]) - 1) > _SAME_SHARE:
+        if extent and abs(sum(extent[-1]) - 1) > 1e-6:  # more than rounding, as a share of the grid
             instead = advice("smooth='eigen'", "--smooth eigen")
             raise LayerError(
                 "the model pads the picture on one side only, so the cells of its mirror image lie elsewhere; use "
@@ -211,10 +201,10 @@ def _of_activations(options: Pass, _: Method) -> Capture:
 
     The head has a graph if it can have one: it shows whether the model ends in a softmax or sigmoid.
     """
-    for graph in (True, False):
-        with suppress(EntangledError), options.forward(gradients=graph) as run, interruptible():
-            return run.captured(run.features(), run.scores())
-    raise AssertionError("a pass without gradients does not entangle layers")
+    with suppress(EntangledError), options.forward() as run, interruptible():
+        return run.captured(run.features(), run.scores())
+    with options.forward(gradients=False) as run, interruptible():
+        return run.captured(run.features(), run.scores())
 
 
 def _of_curvature(options: Pass, method: Method) -> Capture:
@@ -225,14 +215,10 @@ def _of_curvature(options: Pass, method: Method) -> Capture:
     Raises:
         MethodError: several layers are fused, or an operation of the head has no second derivative.
     """
-    if len(options.modules) > 1:
-        raise MethodError(
-            "methods that need second derivatives explain one layer; name one, or use 'gradcam' or 'hirescam', which "
-            "fuse several"
-        )
+    ref = only_layer(options, "need second derivatives")
     # The faster kernels of attention have no second derivative.
     with options.forward(sdpa_kernel(SDPBackend.MATH)) as run, interruptible():
-        ((ref, layout),), (maps,) = run.layouts.items(), run.features()
+        (layout,), (maps,) = run.layouts.values(), run.features()
         saved = run.tape.layers[ref]
         saved.settle()
         weights: list[Tensor] = []
