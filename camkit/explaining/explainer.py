@@ -549,6 +549,8 @@ class Explainer:
         *,
         batch_size: int | None = None,
         on_error: Literal["raise"] = "raise",
+        draft: bool = False,
+        on_pass: Callable[[], None] | None = None,
     ) -> Iterator[Explanation]: ...
 
     @overload
@@ -558,7 +560,9 @@ class Explainer:
         target: Targets = None,
         *,
         batch_size: int | None = None,
-        on_error: Literal["yield"],
+        on_error: Literal["raise", "yield"],
+        draft: bool = False,
+        on_pass: Callable[[], None] | None = None,
     ) -> Iterator[Explanation | Failure]: ...
 
     def stream(
@@ -568,6 +572,8 @@ class Explainer:
         *,
         batch_size: int | None = None,
         on_error: Literal["raise", "yield"] = "raise",
+        draft: bool = False,
+        on_pass: Callable[[], None] | None = None,
     ) -> Iterator[Explanation | Failure]:
         """Explain any number of pictures: memory holds a few batches, and reading overlaps with computing.
 
@@ -576,6 +582,7 @@ class Explainer:
             target, batch_size: as for ``batch``.
             on_error: for a picture that cannot be read: "raise" its error in its place, or "yield" a ``Failure``
                 there and go on.
+            draft, on_pass: as for ``explain_many``.
 
         Returns:
             An iterator over the Explanations, in the order of the pictures. The arguments are checked before it is
@@ -584,19 +591,6 @@ class Explainer:
         Raises:
             InputError: something in the call is wrong.
         """
-        return self._checked_stream(images, target, batch_size, on_error)
-
-    def _checked_stream(
-        self,
-        images: Iterable[ImageLike],
-        target: Targets,
-        batch_size: int | None,
-        on_error: str,
-        *,
-        draft: bool = False,
-        on_pass: Callable[[], None] | None = None,
-    ) -> Iterator[Any]:
-        """Check the arguments, and return the rows of a stream."""
         if on_error not in ("raise", "yield"):
             raise InputError(f"on_error must be 'raise' or 'yield', not {on_error!r}")
         targets, size = self._targets(target), self._batch_size(batch_size)
@@ -1071,4 +1065,4 @@ def explain_many(
         InputError: as ``explain``.
     """
     explainer = _SHELL.explainer(explain_many, model, target_layer, options)
-    return explainer._checked_stream(images, options.get("target"), None, on_error, draft=draft, on_pass=on_pass)
+    return explainer.stream(images, options.get("target"), on_error=on_error, draft=draft, on_pass=on_pass)

@@ -20,8 +20,7 @@ from camkit.engine.guard import interruptible
 from camkit.engine.heatmap import finest, moved_to, resample, weighted_sum
 from camkit.engine.passes import Capture, Features, Pass, are_alike, capture, is_absent, to_grid
 from camkit.errors import LayerError, MethodError, TargetError, advice, listing_layers
-from camkit.methods.activations import first_component
-from camkit.methods.gradient import gradcam, gradcam_elementwise
+from camkit.methods.feature_maps import first_component, gradcam, gradcam_elementwise
 from camkit.methods.on_attention import of_attention
 from camkit.methods.on_input import of_guided, of_parts, second_derivatives
 from camkit.methods.on_one_picture import of_pictures, of_references, of_scores, only_layer

@@ -28,7 +28,7 @@ from camkit.engine.heatmap import cell_means
 from camkit.errors import LayerError, MethodError
 from camkit.images.filling import POINTING_TOLERANCE, dilated
 from camkit.methods import Method, WeightFunction
-from camkit.methods.activations import KeptMaps
+from camkit.methods.feature_maps import KeptMaps
 from camkit.metrics.evaluator import (
     Curve,
     Evaluator,
