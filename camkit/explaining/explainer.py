@@ -75,7 +75,7 @@ from camkit.layers.runner import OneByOneError, OneTargetError, Ran, Runner, sel
 from camkit.methods import AUTO, METHODS, Method, find_method
 from camkit.methods.on_one_picture import PictureScores
 from camkit.methods.registry import MethodLike
-from camkit.methods.runs import CHANGES, SignedMaps, check_mirrors, signed_maps
+from camkit.methods.runs import CHANGES, SignedMaps, signed_maps
 from camkit.models import (
     about_channels,
     about_failure,
@@ -170,8 +170,30 @@ def loading(section: Model) -> dict[str, Any]:
     return {**given, "labels": None if section.labels is None else read_labels(section.labels)}
 
 
-def with_inputs(loaded: LoadedModel, options: ExplainerOptions) -> LoadedModel:
-    """Wrap a model as ``inputs``, ``picture``, ``output`` and ``activation`` say."""
+def _loaded(
+    model: Loadable | None,
+    settings: Settings | None,
+    options: Mapping[str, Any],
+    kept: dict[tuple[Hashable, ...], LoadedModel],
+) -> LoadedModel:
+    """Return the model of a call as its options say; ``kept`` has the last ones that were loaded by name."""
+    device, preprocess, labels = options.get("device"), options.get("preprocess"), options.get("labels")
+    section = Model() if settings is None else settings.model
+    if model is None and settings is not None:
+        model = section.name
+    if isinstance(model, str):
+        where = str(device) if settings is not None else str(pick_device(device))
+        key = (model, repr(section), where, *map(changed_at, (model, section.weights, section.labels)))
+        named = kept.get(key) or as_model(configured_model(model, section, device=device))
+        model = keep_last(kept, key, named, 2)  # few models are used in turn
+    elif settings is not None:
+        model = configured_model(model, section, device=device)
+    memory = SHARED.get(model) if isinstance(model, nn.Module) and device is None else None
+    if memory is not None and isinstance(model, nn.Module) and memory.record.is_current():
+        check_preprocess(preprocess)  # the model itself was checked when its memory was made
+        loaded = LoadedModel(model, type(model).__name__, preprocess, as_labels(labels))
+    else:
+        loaded = as_model(model, preprocess=preprocess, labels=labels, device=device)
     module = adapted(loaded.module, options.get("inputs"), options.get("picture"), options.get("output"))
     return replace(loaded, module=module, activation=options.get("activation") or loaded.activation)
 
@@ -268,10 +290,7 @@ class Explainer:
         **options: Unpack[ExplainerOptions],
     ) -> None:
         settings, choices = _merged(Explainer, ExplainerOptions, target_layer, options)
-        device = options.get("device")
-        named = model if settings is None else configured_model(model, settings.model, device=device)
-        loaded = as_model(named, preprocess=options.get("preprocess"), labels=options.get("labels"), device=device)
-        loaded = with_inputs(loaded, options)
+        loaded = _loaded(model, settings, options, {})
         self._set_up(loaded, choices, None, None)
 
     @classmethod
@@ -787,7 +806,6 @@ class Explainer:
             LayerError: the layer's cells lie elsewhere in a mirrored picture, or camkit chooses another layer for it.
         """
         layers, size, pairs = ran.layers, tuple(inputs.shape[2:]), _with_scores(targets, batch, ran)
-        check_mirrors(ran.captured.features)
         versions = [maps]
         for mirrored, factor in CHANGES:
             again = tuple(of_changed_picture(*each, mirrored=mirrored) for each in pairs)
@@ -913,51 +931,21 @@ def _explanation(row: Explanation | Failure) -> Explanation:
     return row
 
 
-class _Shell:
-    """What ``explain`` keeps between calls, besides a memory for each living model: the last models loaded by name."""
-
-    def __init__(self) -> None:
-        self._loaded: dict[tuple[Hashable, ...], LoadedModel] = {}
-        self._boxes = CropBoxes()
-
-    def explainer(
-        self,
-        function: Callable[..., Any],
-        model: Loadable | None,
-        target_layer: Layers | None,
-        options: Options,
-    ) -> Explainer:
-        """Return an Explainer that shares what earlier calls found out about the model."""
-        settings, choices = _merged(function, Options, target_layer, options)
-        loaded = self._load(model, settings, options)
-        if {"inputs", "picture", "output", "activation"} & options.keys():
-            loaded = with_inputs(loaded, options)
-        memory = SHARED.get(loaded.module)
-        if memory is None:
-            memory = SHARED.setdefault(loaded.module, ModelMemory(loaded.module))
-        return Explainer._of(loaded, choices, memory, self._boxes)
-
-    def _load(self, model: Loadable | None, settings: Settings | None, options: Options) -> LoadedModel:
-        """Return the model of a call; the last ones that were loaded by name are kept."""
-        device, preprocess, labels = options.get("device"), options.get("preprocess"), options.get("labels")
-        section = Model() if settings is None else settings.model
-        if model is None and settings is not None:
-            model = section.name
-        if isinstance(model, str):
-            where = str(device) if settings is not None else str(pick_device(device))
-            key = (model, repr(section), where, *map(changed_at, (model, section.weights, section.labels)))
-            named = self._loaded.get(key) or as_model(configured_model(model, section, device=device))
-            model = keep_last(self._loaded, key, named, 2)  # few models are used in turn
-        elif settings is not None:
-            model = configured_model(model, section, device=device)
-        memory = SHARED.get(model) if isinstance(model, nn.Module) and device is None else None
-        if memory is not None and isinstance(model, nn.Module) and memory.record.is_current():
-            check_preprocess(preprocess)  # the model itself was checked when its memory was made
-            return LoadedModel(model, type(model).__name__, preprocess, as_labels(labels))
-        return as_model(model, preprocess=preprocess, labels=labels, device=device)
+_kept_models: dict[tuple[Hashable, ...], LoadedModel] = {}
+_kept_boxes = CropBoxes()
+"""What ``explain`` keeps between calls, besides a memory for each living model."""
 
 
-_SHELL = _Shell()
+def _sharing_explainer(
+    function: Callable[..., Any], model: Loadable | None, target_layer: Layers | None, options: Options
+) -> Explainer:
+    """Return an Explainer that shares what earlier calls of ``explain`` found out about the model."""
+    settings, choices = _merged(function, Options, target_layer, options)
+    loaded = _loaded(model, settings, options, _kept_models)
+    memory = SHARED.get(loaded.module)
+    if memory is None:
+        memory = SHARED.setdefault(loaded.module, ModelMemory(loaded.module))
+    return Explainer._of(loaded, choices, memory, _kept_boxes)
 
 
 @showing(Options)
@@ -1002,7 +990,7 @@ def explain(
     """
     images: Sequence[ImageLike] = img if isinstance(img, (list, tuple)) else [cast("ImageLike", img)]
     target = options.get("target")
-    explainer = _SHELL.explainer(explain, model, target_layer, options)
+    explainer = _sharing_explainer(explain, model, target_layer, options)
     explained = explainer.batch(images, target)
     several = are_several_targets(target) or explainer._are_several_images(img)
     return explained if several else explained[0]
@@ -1064,5 +1052,5 @@ def explain_many(
     Raises:
         InputError: as ``explain``.
     """
-    explainer = _SHELL.explainer(explain_many, model, target_layer, options)
+    explainer = _sharing_explainer(explain_many, model, target_layer, options)
     return explainer.stream(images, options.get("target"), on_error=on_error, draft=draft, on_pass=on_pass)

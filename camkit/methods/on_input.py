@@ -285,7 +285,13 @@ def _guiding(score: Tensor) -> Iterator[None]:
     Raises:
         MethodError: there is no ReLU.
     """
-    relus = [node for node in nodes_behind(score) if _is_relu(node)]
+    clamps = ("HardtanhBackward0", "ClampMinBackward0", "ClampBackward1")  # ReLU6, or clamping at zero
+    relus = [
+        node
+        for node in nodes_behind(score)
+        if node.name() == "ReluBackward0"
+        or (node.name() in clamps and getattr(node, "_saved_min_val", getattr(node, "_saved_min", None)) == 0)
+    ]
     if not relus and score.requires_grad:
         raise MethodError(
             "guided backpropagation changes what ReLUs pass back, and this model ran none; use 'gradcam', 'hirescam' "
@@ -297,13 +303,6 @@ def _guiding(score: Tensor) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _is_relu(node: Node) -> bool:
-    """Tell whether a node of an autograd graph is a ReLU: ReLU, ReLU6, or clamping at zero."""
-    if node.name() in ("HardtanhBackward0", "ClampMinBackward0", "ClampBackward1"):
-        return getattr(node, "_saved_min_val", getattr(node, "_saved_min", None)) == 0
-    return node.name() == "ReluBackward0"
 
 
 def _check_complete(parts: Sequence[Tensor], scored: Scores, options: Pass) -> None:

@@ -128,26 +128,24 @@ class ChangedPictures:
         scores = [self.image.new_zeros(len(self._targets), 0, dtype=torch.float32)]
         tell = self._options.progress or (lambda *_: None)
 
+        targets = self._targets if probabilities else [target.of for target in self._targets]
+
         def run(part: range) -> None:
             tell(part.start, count)
-            scores.append(self._run(pictures(part), probabilities=probabilities))
+            changed = pictures(part)
+            with self._options.quiet(), interruptible():
+                inputs = changed.to(self.image.dtype, memory_format=self._memory_format)
+                # Tensors of the caller's inference mode cannot be written to in this pass, and the model may do so.
+                output = self._options.model(inputs.clone() if inputs.is_inference() else inputs)
+                rows = [target(output, len(part)).values.detach().float() for target in targets]
+            for row in rows:
+                if row.shape != (len(part),):
+                    raise MethodError(f"the model returned scores of shape {tuple(row.shape)} for {len(part)} pictures")
+            scores.append(torch.stack(rows))
 
         self._at_once = in_parts(count, self._at_once, run)
         tell(count, count)
         return torch.cat(scores, 1)
-
-    def _run(self, pictures: Float[Tensor, "m c *size"], *, probabilities: bool) -> Float[Tensor, "t m"]:
-        count = len(pictures)
-        targets = self._targets if probabilities else [target.of for target in self._targets]
-        with self._options.quiet(), interruptible():
-            inputs = pictures.to(self.image.dtype, memory_format=self._memory_format)
-            # Tensors of the caller's inference mode cannot be written to in this pass, and the model may do so.
-            output = self._options.model(inputs.clone() if inputs.is_inference() else inputs)
-            rows = [target(output, count).values.detach().float() for target in targets]
-        for row in rows:
-            if row.shape != (count,):
-                raise MethodError(f"the model returned scores of shape {tuple(row.shape)} for {count} changed pictures")
-        return torch.stack(rows)
 
 
 def of_scores(options: Pass, method: Method) -> Capture:

@@ -33,22 +33,6 @@ CHANGES = ((False, 0.9), (False, 1.1), (True, 0.9), (True, 1.0), (True, 1.1))
 factors of grad-cam's ``aug_smooth``. The picture itself is not among them."""
 
 
-def check_mirrors(features: Sequence[Features]) -> None:
-    """Refuse a grid that a mirrored picture would lie elsewhere on: the model pads its input on one side.
-
-    Raises:
-        LayerError: such a grid.
-    """
-    for maps in features:
-        extent = () if maps.placement.positions else maps.placement.extent
-        if extent and abs(sum(extent[-1]) - 1) > 1e-6:  # more than rounding, as a share of the grid
-            instead = advice("smooth='eigen'", "--smooth eigen")
-            raise LayerError(
-                "the model pads the picture on one side only, so the cells of its mirror image lie elsewhere; use "
-                f"{instead}, or another layer ({listing_layers()})"
-            )
-
-
 def component_weights(
     method: str, weights: Float[Tensor, "n *_"], activations: Float[Tensor, "n c *grid"]
 ) -> Float[Tensor, "n c *_"]:
@@ -300,6 +284,9 @@ class SignedMaps:
         """Return the maps of mirrored pictures as maps of the pictures themselves.
 
         If a cell looks at one side of its part of the picture, its mirror image looks at the other side.
+
+        Raises:
+            LayerError: a mirrored picture lies elsewhere on the grid, because the model pads its input on one side.
         """
         raws: list[Tensor] = []
         for raw, placement in zip(self.raws, placements, strict=True):
@@ -307,6 +294,12 @@ class SignedMaps:
             if placement.positions:
                 places = placement.positions[-1]
                 turned = resample(turned, raw.dim() - 1, tuple(size[-1] - 1 - place for place in places[::-1]), places)
+            elif placement.extent and abs(sum(placement.extent[-1]) - 1) > 1e-6:  # more than rounding
+                instead = advice("smooth='eigen'", "--smooth eigen")
+                raise LayerError(
+                    "the model pads the picture on one side only, so the cells of its mirror image lie elsewhere; use "
+                    f"{instead}, or another layer ({listing_layers()})"
+                )
             raws.append(turned)
         return replace(self, raws=tuple(raws))
 
@@ -329,29 +322,22 @@ def signed_maps(
         for_boxes: the method for a detector's boxes, if it is another one.
         component: True to keep the first principal component of each map alone.
     """
-    methods = [method if scores.boxes is None else for_boxes or method for scores in captured.scores]
-    return [
-        _weighted_sums(captured.features, number, scores, of_target, component=component)
-        for number, (scores, of_target) in enumerate(zip(captured.scores, methods, strict=True))
-    ]
-
-
-def _weighted_sums(
-    features: Sequence[Features], number: int, scores: Scores, method: Method, *, component: bool
-) -> SignedMaps:
-    """Weight and sum the feature maps of each layer for the target with this number."""
-    raws = []
-    for maps in features:
-        given = [] if method.needs == "activations" else [maps.by_target[number]]
-        is_finished = method.needs not in ("activations", "gradients", "head")
-        weights = given[0] if is_finished else method.weigh(maps.activations, *given)
-        check_weights(method, weights, maps.activations)
-        if component:
-            weights = component_weights(method.name, weights, maps.activations)
-        raws.append(weighted_sum(weights, maps.activations))
-    if method.needs == "activations":  # nothing tells whether the score depends on the layer
-        influenced = torch.ones(len(scores.values), dtype=torch.bool)
-    else:
-        influences = (maps.by_target[number].flatten(1).any(1) for maps in features)
-        influenced = functools.reduce(torch.logical_or, influences)
-    return SignedMaps(method, tuple(raws), influenced)
+    found: list[SignedMaps] = []
+    for number, scores in enumerate(captured.scores):
+        used = method if scores.boxes is None else for_boxes or method
+        is_finished = used.needs not in ("activations", "gradients", "head")
+        raws: list[Tensor] = []
+        for maps in captured.features:
+            given = [] if used.needs == "activations" else [maps.by_target[number]]
+            weights = given[0] if is_finished else used.weigh(maps.activations, *given)
+            check_weights(used, weights, maps.activations)
+            if component:
+                weights = component_weights(used.name, weights, maps.activations)
+            raws.append(weighted_sum(weights, maps.activations))
+        if used.needs == "activations":  # nothing tells whether the score depends on the layer
+            influenced = torch.ones(len(scores.values), dtype=torch.bool)
+        else:
+            influences = (maps.by_target[number].flatten(1).any(1) for maps in captured.features)
+            influenced = functools.reduce(torch.logical_or, influences)
+        found.append(SignedMaps(used, tuple(raws), influenced))
+    return found

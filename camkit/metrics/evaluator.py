@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -23,6 +22,7 @@ from camkit.explaining.explainer import Explainer
 from camkit.explaining.explanation import Explanation
 from camkit.images.filling import fill_linearly, fill_smoothly
 from camkit.layers.names import find_layers
+from camkit.methods.registry import check_name
 from camkit.tables import Rows, Tabular, markdown_table
 from camkit.targets import Target
 from camkit.targets.maps import names_cells
@@ -722,8 +722,6 @@ Space: TypeAlias = Literal["input", "features", "map", "model"]
 Measure: TypeAlias = Callable[..., float]
 """``measure(evaluator, heat)`` returns a metric's value for a map, or raises ``UndefinedError``."""
 
-_NAME = re.compile(r"[\w-]+")
-
 
 @dataclass(frozen=True)
 class Metric:
@@ -784,7 +782,7 @@ def register_metric(
     number. It raises ``camkit.metrics.UndefinedError`` if there is none.
 
     Args:
-        name: what ``metrics=`` takes: letters, digits, ``-`` and ``_``.
+        name: what ``metrics=`` takes: letters, digits, ``+``, ``-``, ``_`` and ``.``.
         title, summary, paper, better, space, cost, faithful, fill, needs_region: as in ``Metric``.
         replace: allow a name that is taken, for example when a notebook cell runs again.
 
@@ -798,13 +796,10 @@ def register_metric(
         ...     return float(heat.values.max() / heat.values.sum())
         >>> del metrics.METRICS["peak-share"]  # forgets it again
     """
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InputError(f"the name of a metric consists of letters, digits, '-' and '_', not {name!r}")
+    check_name(name, "metric", InputError, taken=name in METRICS and not replace)
     for argument, value, kind in (("better", better, Better), ("space", space, Space)):
         if value not in get_args(kind):
             raise InputError(f"metric {name!r}: {argument} must be one of {', '.join(get_args(kind))}, not {value!r}")
-    if name in METRICS and not replace:
-        raise InputError(f"there is already a metric {name!r}; choose another name, or pass replace=True")
 
     def add(function: Measure) -> Measure:
         METRICS[name] = Metric(

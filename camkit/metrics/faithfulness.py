@@ -438,14 +438,14 @@ def correlation(
 
     None if one of them is the same everywhere.
     """
-    both = [values.double().flatten().numpy() for values in (first, second)]
-    if any(values.min() == values.max() for values in both):
+    one, other = (values.double().flatten().numpy() for values in (first, second))
+    if one.min() == one.max() or other.min() == other.max():
         return None
     if of_ranks:
         from scipy.stats import rankdata  # noqa: PLC0415 - it takes a second to import, and few metrics need it
 
-        both = [rankdata(values) for values in both]
-    return float(np.corrcoef(*both)[0, 1])
+        one, other = rankdata(one), rankdata(other)
+    return float(np.corrcoef(one, other)[0, 1])
 
 
 RADIUS = 0.1

@@ -426,12 +426,11 @@ def _refuse_few(usable: int, rows: int, unreadable: Mapping[str, str]) -> None:
     if usable >= fewest:
         return
     reasons = list(dict.fromkeys(unreadable.values()))
-    if not usable and len(reasons) == 1:
-        raise InputError(reasons[0])
-    raise InputError(
+    few = (
         f"{counted(usable, 'picture')} can be used, but judging {counted(rows, 'map')} of each takes {fewest} or more"
         f"{'; ' if reasons else ''}{''.join(reasons[:1])}"
     )
+    raise InputError(reasons[0] if not usable and len(reasons) == 1 else few)
 
 
 class _Map(NamedTuple):
