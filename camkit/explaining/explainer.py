@@ -290,8 +290,7 @@ class Explainer:
         **options: Unpack[ExplainerOptions],
     ) -> None:
         settings, choices = _merged(Explainer, ExplainerOptions, target_layer, options)
-        loaded = _loaded(model, settings, options, {})
-        self._set_up(loaded, choices, None, None)
+        self._set_up(_loaded(model, settings, options, {}), choices, None, None)
 
     @classmethod
     def _of(
@@ -320,12 +319,11 @@ class Explainer:
         references = choices.options["references"]
         if not isinstance(references, References):  # else those of the Explainer that this one shares them with
             references = References(references, loaded.preprocess, self._rank)
-        method = for_model(choices, loaded.module)
-        choices = choices.but(precision=precision, references=references)
-        self._choices = choices = replace(choices, method=method)
-        self._without_layer = replace(choices.but(progress=None), target_layer=None)
+        choices = replace(choices, method=for_model(choices, loaded.module))
+        self._choices = choices.but(precision=precision, references=references)
+        self._without_layer = replace(self._choices.but(progress=None), target_layer=None)
         self._smooth = choices.options["smooth"] or ""
-        self._runner = Runner(memory, selectors_of(choices.target_layer), method, choices.options)
+        self._runner = Runner(memory, selectors_of(choices.target_layer), choices.method, self._choices.options)
         if self._runner.selectors is not None:
             memory.selected(self._runner.selectors)  # refuses layers that the model does not have
         self._used: tuple[TargetLayer, ...] = ()
@@ -696,7 +694,6 @@ class Explainer:
         Returns:
             An explanation, or a failure, for each target of each picture: picture by picture, then method by method.
         """
-        middle = len(batch) // 2
         try:
             device, dtype = self._current_memory().record.placement
             with autocasting(device):
@@ -710,7 +707,7 @@ class Explainer:
         except RuntimeError as error:
             if len(batch) == 1 or not is_out_of_memory(error):
                 raise
-            parts = [batch[:middle], batch[middle:]]
+            parts = [batch[: len(batch) // 2], batch[len(batch) // 2 :]]
         return [row for part in parts for row in self._explain_batch(part, targets, methods)]
 
     def _of_targets(

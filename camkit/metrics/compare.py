@@ -382,7 +382,7 @@ def prepared(
         InputError: the list is empty; the model is an Explainer, which has options of its own; or an option is wrong.
         MethodError: a method is unknown, or two different ones have the same name, such as two variants of "rise".
     """
-    several: Iterable[Any] = [name for name in usual if known_method(name) is not None] if methods is None else methods  # type: ignore[assignment]
+    several: Any = usual if methods is None else methods
     if isinstance(several, (str, Method)) or not isinstance(several, Iterable):
         several = [several]
     chosen: list[Method] = []

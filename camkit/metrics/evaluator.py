@@ -439,7 +439,7 @@ class Evaluator:
         between = self.without(~sets if kept else sets, fill)
         ends = (self.emptied(fill), self.confidence)
         first, last = ends if kept else ends[::-1]
-        return Curve.through(sets, np.concatenate([[first], between, [last]]))
+        return Curve(sets, np.concatenate([[first], between, [last]]))
 
 
 def _chosen(metrics: str | Iterable[str] | None) -> list[Metric]:
@@ -447,23 +447,21 @@ def _chosen(metrics: str | Iterable[str] | None) -> list[Metric]:
     return [find_metric(name) for name in names]
 
 
-@dataclass(frozen=True, eq=False)
 class Curve:
     """The model's confidence along the hot sets of a map, from the empty set to all cells.
+
+    Args:
+        sets: the hot sets between these two.
+        scores: the confidence for each set, the empty one and that of all cells included.
 
     Attributes:
         shares: the share of the cells in each hot set, from 0 to 1.
         scores: the confidence for each.
     """
 
-    shares: Float[np.ndarray, " k"]
-    scores: Float[np.ndarray, " k"]
-
-    @classmethod
-    def through(cls, sets: Bool[Tensor, "k *size"], scores: Float[np.ndarray, " k+2"]) -> Curve:
-        """Return the curve through the empty set, some sets and that of all cells, from the score of each."""
+    def __init__(self, sets: Bool[Tensor, "k *size"], scores: Float[np.ndarray, " k+2"]) -> None:
         shares = sets.flatten(1).double().mean(1).numpy()
-        return cls(np.concatenate([[0.0], shares, [1.0]]), scores)
+        self.shares, self.scores = np.concatenate([[0.0], shares, [1.0]]), scores
 
     @property
     def area(self) -> float:

@@ -282,7 +282,7 @@ def _measured(evaluator: Evaluator, heat: Heat, emptied: Float[Tensor, "1 c *gri
             raise UndefinedError("non_finite", "the model's score of changed feature maps is NaN or infinite")
         with_sets, without = np.split(scores, [len(sets) + 2])
         removed = np.concatenate([with_sets[-1:], without, with_sets[:1]])
-        curves.extend(Curve.through(sets, along) for along in (with_sets, removed))
+        curves.extend(Curve(sets, along) for along in (with_sets, removed))
         return torch.zeros_like(activations[:, 0])  # this map has no meaning
 
     explanation = _explainer(evaluator, "scores", weigh)(evaluator.scores.picture, evaluator.scores.confidence_target)
