@@ -75,11 +75,12 @@ for name in others:
 def methods() -> int:
     """List all methods with their papers."""
     from camkit.methods import METHODS
+    from camkit.methods.registry import NEEDS
 
     headings = "what it weights by", "needs", "time in plain passes", "paper"
     table = Table(Column("method", no_wrap=True), *headings, box=None, pad_edge=False)
     for each in METHODS.values():
-        table.add_row(Text(each.name, "bold"), *map(Text, (each.summary, each.words, each.cost, each.paper)))
+        table.add_row(Text(each.name, "bold"), *map(Text, (each.summary, NEEDS[each.needs], each.cost, each.paper)))
     print_table(table, folds=printer().is_terminal)
     printer().print(
         "auto, the default, takes chefer, gradcam-sharpened or gradcam, as the model needs, and hirescam for boxes"

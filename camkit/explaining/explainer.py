@@ -12,9 +12,9 @@ import functools
 import inspect
 import itertools
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
 
 import torch
@@ -74,7 +74,7 @@ from camkit.layers.runner import OneByOneError, OneTargetError, Ran, Runner, sel
 from camkit.methods import AUTO, METHODS, Method, find_method
 from camkit.methods.on_one_picture import PictureScores
 from camkit.methods.registry import MethodLike
-from camkit.methods.runs import CHANGES, SignedMaps, changed, check_mirrors, signed_maps
+from camkit.methods.runs import CHANGES, SignedMaps, signed_maps
 from camkit.models import (
     about_failure,
     as_model,
@@ -91,7 +91,7 @@ from camkit.models import (
 )
 from camkit.models.loaded import Loadable, LoadedModel, as_labels
 from camkit.models.modules import Adapted, adapted
-from camkit.options import Config, ExplainerOptions, Fusion, Model, Options, Precision, Targets
+from camkit.options import ExplainerOptions, Fusion, Model, Options, Precision, Targets
 from camkit.targets import EachTarget, SimilarTarget, TargetLike, as_targets
 from camkit.targets.classes import of_changed_picture
 from camkit.targets.scores import Expands, OnPicture, Scores, Target
@@ -119,11 +119,22 @@ def showing(options: type[Any]) -> Callable[[_Function], _Function]:
     return shown
 
 
-def config_settings(config: Config) -> Settings:
-    """Return the settings of a config."""
-    from camkit.options.settings import as_settings  # noqa: PLC0415 - few calls have a config
+def _merged(
+    function: Callable[..., Any], known: type, target_layer: Layers | None, options: Mapping[str, Any]
+) -> tuple[Settings | None, Choices]:
+    """Return the settings of a call's config, if it has one, and its choices.
 
-    return as_settings(config)
+    Raises:
+        TypeError: the function has no such option.
+        InputError: the config cannot be read, or a choice is wrong.
+    """
+    refuse_unknown_options(function, options, known.__annotations__)
+    settings = None
+    if options.get("config") is not None:
+        from camkit.options.settings import as_settings  # noqa: PLC0415 - few calls have a config
+
+        settings = as_settings(options["config"])
+    return settings, Choices.of(target_layer, options, settings)
 
 
 def configured_model(
@@ -157,14 +168,32 @@ def loading(section: Model) -> dict[str, Any]:
     return {**given, "labels": None if section.labels is None else read_labels(section.labels)}
 
 
-def with_inputs(loaded: LoadedModel, options: ExplainerOptions) -> LoadedModel:
-    """Wrap a model as ``inputs``, ``picture``, ``output`` and ``activation`` say."""
+def _loaded(
+    model: Loadable | None,
+    settings: Settings | None,
+    options: Mapping[str, Any],
+    kept: dict[tuple[Hashable, ...], LoadedModel],
+) -> LoadedModel:
+    """Return the model of a call as its options say; ``kept`` has the last ones that were loaded by name."""
+    device, preprocess, labels = options.get("device"), options.get("preprocess"), options.get("labels")
+    section = Model() if settings is None else settings.model
+    if model is None and settings is not None:
+        model = section.name
+    if isinstance(model, str):
+        where = str(device) if settings is not None else str(pick_device(device))
+        key = (model, repr(section), where, *map(changed_at, (model, section.weights, section.labels)))
+        named = kept.get(key) or as_model(configured_model(model, section, device=device))
+        model = keep_last(kept, key, named, 2)  # few models are used in turn
+    elif settings is not None:
+        model = configured_model(model, section, device=device)
+    memory = SHARED.get(model) if isinstance(model, nn.Module) and device is None else None
+    if memory is not None and isinstance(model, nn.Module) and memory.record.is_current():
+        check_preprocess(preprocess)  # the model itself was checked when its memory was made
+        loaded = LoadedModel(model, type(model).__name__, preprocess, as_labels(labels))
+    else:
+        loaded = as_model(model, preprocess=preprocess, labels=labels, device=device)
     module = adapted(loaded.module, options.get("inputs"), options.get("picture"), options.get("output"))
     return replace(loaded, module=module, activation=options.get("activation") or loaded.activation)
-
-
-WITHOUT = "use 'occlusion' or 'rise'"
-"""What to do without layers and gradients."""
 
 
 def for_model(choices: Choices, module: nn.Module) -> Method:
@@ -183,29 +212,14 @@ def for_model(choices: Choices, module: nn.Module) -> Method:
     if method == AUTO:
         return METHODS["occlusion"]
     if not method.for_black_boxes:
-        raise MethodError(f"method {method.name!r} cannot be used: {box.lacks(WITHOUT)}")
+        instead = "use 'occlusion' or 'rise'"
+        raise MethodError(f"method {method.name!r} cannot be used: {box.lacks(instead)}")
     return method
 
 
 _MOST_TARGETS = 64
 """At most this many targets run in one pass, which keeps a gradient for each. One forward pass for every 64 backward
 passes costs little."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Request:
-    """What is to be explained; the arguments are checked."""
-
-    targets: tuple[Target, ...]
-    batch_size: int
-    methods: tuple[Method, ...] = ()
-    """Those that share the pass; none stands for the Explainer's own."""
-    draft: bool = False
-    on_pass: Callable[[], None] | None = None
-
-
-class _UnfitError(Exception):
-    """A picture of a batch cannot be explained, for the reason in the text; the row's error gets the same cause."""
 
 
 class Explainer:
@@ -273,14 +287,8 @@ class Explainer:
         target_layer: Layers | None = None,
         **options: Unpack[ExplainerOptions],
     ) -> None:
-        refuse_unknown_options(Explainer, options, ExplainerOptions.__annotations__)
-        config, device = options.get("config"), options.get("device")
-        settings = None if config is None else config_settings(config)
-        choices = Choices.of(target_layer, options, settings)
-        named = model if settings is None else configured_model(model, settings.model, device=device)
-        loaded = as_model(named, preprocess=options.get("preprocess"), labels=options.get("labels"), device=device)
-        loaded = with_inputs(loaded, options)
-        self._set_up(loaded, choices, None, None)
+        settings, choices = _merged(Explainer, ExplainerOptions, target_layer, options)
+        self._set_up(_loaded(model, settings, options, {}), choices, None, None)
 
     @classmethod
     def _of(
@@ -309,13 +317,11 @@ class Explainer:
         references = choices.options["references"]
         if not isinstance(references, References):  # else those of the Explainer that this one shares them with
             references = References(references, loaded.preprocess, self._rank)
-        method = for_model(choices, loaded.module)
-        choices = choices.but(precision=precision, references=references)
-        self._choices = choices = replace(choices, method=method)
-        self._without_layer = replace(choices.but(progress=None), target_layer=None)
-        smooth = choices.options["smooth"] or ""
-        self._averages, self._takes_component = "augment" in smooth, "eigen" in smooth
-        self._runner = Runner(memory, selectors_of(choices.target_layer), method, choices.options)
+        choices = replace(choices, method=for_model(choices, loaded.module))
+        self._choices = choices.but(precision=precision, references=references)
+        self._without_layer = replace(self._choices.but(progress=None), target_layer=None)
+        self._smooth = choices.options["smooth"] or ""
+        self._runner = Runner(memory, selectors_of(choices.target_layer), choices.method, self._choices.options)
         if self._runner.selectors is not None:
             memory.selected(self._runner.selectors)  # refuses layers that the model does not have
         self._used: tuple[TargetLayer, ...] = ()
@@ -431,21 +437,25 @@ class Explainer:
         self, img: ImageLike, target: TargetLike | None, methods: tuple[Method, ...] = ()
     ) -> list[Explanation]:
         """Explain one target of one picture, with each of the methods."""
-        if are_several_targets(target):
-            raise TargetError(
-                "explainer(img, target) explains one target; use explainer.batch([img], targets) for several"
-            )
-        if self._are_several_images(img):
-            raise ImageError("explainer(img) explains one picture; use explainer.batch(images) for several")
-        request = _Request(self._targets(target), 1, methods)
-        _check_count(request, 1)
-        rows = self._explain_batch(request, [located(self._prepared(img), self._loaded.preprocess, self._boxes)])
-        return [_explanation(row) for row in rows]
+        targets, prepared = self._one(img, target)
+        return [_explanation(row) for row in self._explain_batch([prepared], targets, methods)]
 
-    def _prepared(self, img: ImageLike) -> Prepared:
-        """Prepare one picture; a tensor may have a batch axis."""
+    def _one(self, img: ImageLike, target: TargetLike | None) -> tuple[tuple[Target, ...], Prepared]:
+        """Return one target, and one picture that is ready for the model; a tensor may have a batch axis.
+
+        Raises:
+            TargetError: there are several targets.
+            ImageError: there are several pictures.
+        """
+        if are_several_targets(target):
+            raise TargetError("this call takes one target; explainer.batch([img], targets) explains several")
+        if self._are_several_images(img):
+            raise ImageError("this call takes one picture; explainer.batch(images) explains several")
+        targets = self._targets(target)
+        _check_count(targets, 1)
         image = img[0] if isinstance(img, Tensor) and img.dim() == self._rank + 2 else img
-        return prepare(image, self._loaded.preprocess, source_of(image, 1), self._rank)
+        prepared = prepare(image, self._loaded.preprocess, source_of(image, 1), self._rank)
+        return targets, located(prepared, self._loaded.preprocess, self._boxes)
 
     def using(
         self,
@@ -474,7 +484,7 @@ class Explainer:
         chosen = own.method if method is None else find_method(method)
         layers = own.target_layer if target_layer is None and chosen.layer else target_layer
         fused = own.but(fuse=fuse or own.options["fuse"])
-        return self.choosing(replace(fused, method=chosen, target_layer=layers), model)
+        return self.choosing(replace(fused, method=chosen, target_layer=layers).checked(), model)
 
     def choosing(self, choices: Choices, model: nn.Module | None = None) -> Explainer:
         """Return an Explainer that explains in another way, and shares what this one has found out about the model.
@@ -506,33 +516,20 @@ class Explainer:
         Raises:
             InputError: something in the call or the picture is wrong.
         """
-        if are_several_targets(target):
-            raise TargetError("scores_of(img, target) takes one target; call it once for each")
-        request = self._request(target, batch_size)
-        _check_count(request, 1)
-        memory = self._current_memory()
-        prepared = self._prepared(img)
-        if any(isinstance(target, OnPicture) for target in request.targets):
-            prepared = located(prepared, self._loaded.preprocess, self._boxes)
+        at_once, memory = self._batch_size(batch_size), self._current_memory()
+        targets, prepared = self._one(img, target)
         picture = prepared.tensor.detach().to(*memory.record.placement)
-        if not all(_finite(picture[None])):
-            raise ImageError(f"{prepared.source} holds NaN or infinite values where the model would see it")
+        _check_finite(picture[None], prepared)
 
         def current() -> tuple[ModelRecord, dict[Precision, bool]]:
             latest = self._current_memory()
             return latest.record, latest.answers_alike
 
-        (fixed,) = _of_pictures(request.targets, [prepared])
-        at_once = request.batch_size
+        (fixed,) = _of_pictures(targets, [prepared])
         at_once = at_once if memory.keeps_pictures_apart(picture[None], at_once) else 1
-        try:
+        with _saying_why(self.model, picture[None]):
             activation, precision = self._loaded.activation, self._choices.options["precision"]
             return PictureScores(self.model, picture, fixed, activation, precision, at_once, current)
-        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
-            sentence = None if is_out_of_memory(error) else about_failure(self.model, picture[None], error)
-            if sentence is None:
-                raise
-            raise sentence from error
 
     def _are_several_images(self, img: object) -> bool:
         if isinstance(img, Tensor):
@@ -567,6 +564,8 @@ class Explainer:
         *,
         batch_size: int | None = None,
         on_error: Literal["raise"] = "raise",
+        draft: bool = False,
+        on_pass: Callable[[], None] | None = None,
     ) -> Iterator[Explanation]: ...
 
     @overload
@@ -576,7 +575,9 @@ class Explainer:
         target: Targets = None,
         *,
         batch_size: int | None = None,
-        on_error: Literal["yield"],
+        on_error: Literal["raise", "yield"],
+        draft: bool = False,
+        on_pass: Callable[[], None] | None = None,
     ) -> Iterator[Explanation | Failure]: ...
 
     def stream(
@@ -586,6 +587,8 @@ class Explainer:
         *,
         batch_size: int | None = None,
         on_error: Literal["raise", "yield"] = "raise",
+        draft: bool = False,
+        on_pass: Callable[[], None] | None = None,
     ) -> Iterator[Explanation | Failure]:
         """Explain any number of pictures: memory holds a few batches, and reading overlaps with computing.
 
@@ -594,6 +597,7 @@ class Explainer:
             target, batch_size: as for ``batch``.
             on_error: for a picture that cannot be read: "raise" its error in its place, or "yield" a ``Failure``
                 there and go on.
+            draft, on_pass: as for ``explain_many``.
 
         Returns:
             An iterator over the Explanations, in the order of the pictures. The arguments are checked before it is
@@ -602,21 +606,15 @@ class Explainer:
         Raises:
             InputError: something in the call is wrong.
         """
-        return self._checked_stream(images, target, batch_size, on_error)
-
-    def _checked_stream(
-        self, images: Iterable[ImageLike], target: Targets, batch_size: int | None, on_error: str, **more: Any
-    ) -> Iterator[Any]:
         if on_error not in ("raise", "yield"):
             raise InputError(f"on_error must be 'raise' or 'yield', not {on_error!r}")
-        return self._stream(replace(self._request(target, batch_size), **more), images, on_error)
+        targets, size = self._targets(target), self._batch_size(batch_size)
+        passes = self._passes(targets, self._batches(images, targets, size, draft=draft), counted=on_pass is not None)
+        return _rows_of(passes, on_error, on_pass)
 
-    def _request(self, target: Targets, batch_size: int | None) -> _Request:
-        if batch_size is None:
-            batch_size = self._choices.options["batch_size"]
-        if batch_size is None:
-            batch_size = usual_batch_size(device_of(self.model))
-        return _Request(self._targets(target), whole_number(batch_size, "batch_size", 1))
+    def _batch_size(self, batch_size: int | None) -> int:
+        given = self._choices.options["batch_size"] if batch_size is None else batch_size
+        return whole_number(usual_batch_size(device_of(self.model)) if given is None else given, "batch_size", 1)
 
     def _targets(self, target: Targets) -> tuple[Target, ...]:
         targets = as_targets(target, self._loaded.labels, self._loaded.activation)
@@ -631,17 +629,9 @@ class Explainer:
         with quiet_pass(module, device, "fp32", self._current_memory().record), interruptible():
             return target.embedded(module(prepared.tensor[None].to(device, dtype_of(module))))
 
-    def _stream(self, request: _Request, images: Iterable[ImageLike], on_error: str) -> Iterator[Explanation | Failure]:
-        for rows in self._passes(request, self._batches(request, images)):
-            if request.on_pass is not None:
-                request.on_pass()
-            rows.reverse()
-            while rows:
-                row = rows.pop()
-                yield _explanation(row) if on_error == "raise" else row
-                del row  # the caller alone holds it
-
-    def _passes(self, request: _Request, batches: Iterator[Batch]) -> Iterator[list[Explanation | Failure]]:
+    def _passes(
+        self, targets: tuple[Target, ...], batches: Iterator[Batch], *, counted: bool
+    ) -> Iterator[list[Explanation | Failure]]:
         """Explain batches in order. The first one settles the layer; those after it may run several at once.
 
         A method or target of the user runs in this thread only. The last digits depend on the number of cores of a
@@ -649,12 +639,12 @@ class Explainer:
         cores. Otherwise the first pass gets all cores, and so do the last ones if they could not keep all cores busy
         together.
         """
-        for_threads = self.method.for_threads and all(target.for_threads for target in request.targets)
+        for_threads = self.method.for_threads and all(target.for_threads for target in targets)
         at_once = passes_at_once(self._current_memory().record) if for_threads else 1
         cores = cores_of_a_pass() if at_once > 1 else torch.get_num_threads()
         for batch in batches:
-            with using_cores(cores) if request.on_pass is not None and leaves_room(batch) else nullcontext():
-                rows = self._rows(request, batch)
+            with using_cores(cores) if counted and leaves_room(batch) else nullcontext():
+                rows = self._rows(batch, targets)
             yield rows
             if at_once > 1:
                 break
@@ -662,105 +652,95 @@ class Explainer:
             return
 
         def task(batch: Batch, together: bool) -> Task[list[Explanation | Failure]]:
-            rows = functools.partial(self._rows, request, batch)
+            rows = functools.partial(self._rows, batch, targets)
             return Task(rows, in_thread=together and leaves_room(batch), size=bytes_of_batch(batch))
 
-        together = in_rounds(batches, at_once) if request.on_pass is None else zip(batches, itertools.repeat(True))
+        together = zip(batches, itertools.repeat(True)) if counted else in_rounds(batches, at_once)
         tasks = itertools.starmap(task, together)
         yield from in_order(tasks, workers=at_once, ahead=at_once, prompt=True, most=MOST_BYTES, cores=cores)
 
-    def _batches(self, request: _Request, images: Iterable[ImageLike]) -> Iterator[Batch]:
+    def _batches(
+        self, images: Iterable[ImageLike], targets: tuple[Target, ...], batch_size: int, *, draft: bool
+    ) -> Iterator[Batch]:
         """Read the pictures, and join them into batches of one size."""
         pictures = 0
         preprocess, boxes = self._loaded.preprocess, self._boxes
-        for batch in batches_of(images, preprocess, self._rank, boxes, request.batch_size, draft=request.draft):
+        for batch in batches_of(images, preprocess, self._rank, boxes, batch_size, draft=draft):
             pictures += len(batch) if isinstance(batch, list) else 1
             yield batch
             del batch
-        _check_count(request, pictures)
+        _check_count(targets, pictures)
 
-    def _rows(self, request: _Request, batch: Batch) -> list[Explanation | Failure]:
+    def _rows(self, batch: Batch, targets: tuple[Target, ...]) -> list[Explanation | Failure]:
         """Explain a batch, and empty its list, so that only the rows hold the pictures, each until it is consumed."""
         if isinstance(batch, Failure):
             return [batch]
-        rows = self._explain_batch(request, batch)
+        rows = self._explain_batch(batch, targets)
         batch.clear()
         return rows
 
-    def _explain_batch(self, request: _Request, batch: list[Prepared]) -> list[Explanation | Failure]:
+    def _explain_batch(
+        self, batch: list[Prepared], targets: tuple[Target, ...], methods: tuple[Method, ...] = ()
+    ) -> list[Explanation | Failure]:
         """Explain a batch of pictures of one size: in halves if memory runs out, one by one if a picture does not fit.
+
+        Args:
+            batch: the pictures.
+            targets: what is explained of each.
+            methods: those that share a pass; none stands for the Explainer's own.
 
         Returns:
             An explanation, or a failure, for each target of each picture: picture by picture, then method by method.
         """
-        middle = len(batch) // 2
         try:
             device, dtype = self._current_memory().record.placement
             with autocasting(device):
                 inputs = stacked([item.tensor for item in batch]).to(device, dtype)
-                return self._of_targets(request, batch, inputs)
-        except (OneByOneError, _UnfitError) as error:
-            if isinstance(error, _UnfitError) and len(batch) == 1:
-                failed = ImageError(str(error))  # without a traceback, whose frames would keep the picture alive
-                failed.__cause__ = error.__cause__
-                return [Failure(batch[0].source, failed)]
+                return self._of_targets(batch, inputs, targets, methods)
+        except (OneByOneError, ImageError) as error:
+            if isinstance(error, ImageError) and len(batch) == 1:
+                # The frames of a traceback would keep the picture alive
+                return [Failure(batch[0].source, error.with_traceback(None))]
             parts = [[item] for item in batch]
         except RuntimeError as error:
             if len(batch) == 1 or not is_out_of_memory(error):
                 raise
-            parts = [batch[:middle], batch[middle:]]
-        return [row for part in parts for row in self._explain_batch(request, part)]
+            parts = [batch[: len(batch) // 2], batch[len(batch) // 2 :]]
+        return [row for part in parts for row in self._explain_batch(part, targets, methods)]
 
-    def _of_targets(self, request: _Request, batch: list[Prepared], inputs: Tensor) -> list[Explanation | Failure]:
+    def _of_targets(
+        self, batch: list[Prepared], inputs: Tensor, targets: tuple[Target, ...], methods: tuple[Method, ...]
+    ) -> list[Explanation | Failure]:
         """Explain all targets, in as many passes as they need.
 
         Raises:
-            _UnfitError: a picture has values that are not finite, or as ``_ran``.
+            ImageError: a picture does not fit: it has values that are not finite, the model cannot take it, or a target
+                has no place on it.
+            ModelError: the model cannot run, and the reason is known.
+            Exception: as for ``Runner``.
         """
-        if not all(_finite(inputs)):
-            raise _UnfitError(f"{batch[0].source} holds NaN or infinite values where the model would see it")
+        _check_finite(inputs, batch[0])
         shown = shown_pictures(batch, inputs)
         scores: list[Scores] = []
-        found: list[list[list[Explanation | Failure]]] = [[[] for _ in request.methods or (None,)] for _ in batch]
-        parts = _parts(request.targets)
+        found: list[list[list[Explanation | Failure]]] = [[[] for _ in methods or (None,)] for _ in batch]
+        parts = _parts(targets)
         while parts:
-            targets = parts.pop(0)
+            part = parts.pop(0)
             try:
-                ran = self._ran(targets, batch, inputs)
+                with _saying_why(self.model, inputs):
+                    ran = self._runner(_of_pictures(part, batch), inputs)
             except OneTargetError:
-                parts = [*((target,) for target in targets), *parts]
+                parts = [*((target,) for target in part), *parts]
                 continue
             self._used = ran.layers
-            for number, method in enumerate(request.methods or (ran.method,)):
-                explained = self._explained(ran, targets, batch, inputs, method, shown)
+            for number, method in enumerate(methods or (ran.method,)):
+                explained = self._explained(ran, part, batch, inputs, method, shown)
                 for of_picture, rows in zip(found, explained, strict=True):
                     of_picture[number].extend(rows)
             scores += ran.captured.scores
             del ran  # frees the gradients before the next pass
         by_method = itertools.chain.from_iterable(found)
         return [row for rows in by_method for row in sharing_scale(existing(rows, scores))]
-
-    def _ran(self, targets: tuple[Target, ...], batch: Sequence[Prepared], inputs: Tensor) -> Ran:
-        """Run a pass for a batch.
-
-        Raises:
-            _UnfitError: the model cannot take these pictures, or a target has no place on one of them.
-            ModelError: the model cannot run, and the reason is known.
-            Exception: as for ``Runner``.
-        """
-        try:
-            of_pictures = _of_pictures(targets, batch)
-        except ImageError as error:
-            raise _UnfitError(str(error)) from error.__cause__
-        try:
-            return self._runner(of_pictures, inputs)
-        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
-            if is_out_of_memory(error) or isinstance(error, CamkitError):
-                raise
-            sentence = about_failure(self.model, inputs, error)
-            if sentence is None:
-                raise
-            raise (_UnfitError(str(sentence)) if isinstance(sentence, ImageError) else sentence) from error
 
     def _explained(
         self,
@@ -772,8 +752,8 @@ class Explainer:
         shown: Sequence[Image.Image | Tensor | None],
     ) -> list[list[Explanation | Failure]]:
         """Return a row for each target of each picture, from one pass and for one method."""
-        maps = signed_maps(ran.captured, method, ran.for_boxes, component=self._takes_component)
-        if self._averages:
+        maps = signed_maps(ran.captured, method, ran.for_boxes, component="eigen" in self._smooth)
+        if "augment" in self._smooth:
             maps = self._averaged(ran, targets, batch, inputs, method, maps)
         fuse = self._choices.options["fuse"] or method.fuse
         labels, choices = self._loaded.labels, self._without_layer
@@ -821,12 +801,11 @@ class Explainer:
             LayerError: the layer's cells lie elsewhere in a mirrored picture, or camkit chooses another layer for it.
         """
         layers, size, pairs = ran.layers, tuple(inputs.shape[2:]), _with_scores(targets, batch, ran)
-        check_mirrors(ran.captured.features)
         versions = [maps]
         for mirrored, factor in CHANGES:
             again = tuple(of_changed_picture(*each, mirrored=mirrored) for each in pairs)
             try:
-                other = self._runner(_of_pictures(again, batch), changed(inputs, factor, mirrored=mirrored))
+                other = self._runner(_of_pictures(again, batch), (inputs.flip(-1) if mirrored else inputs) * factor)
             except OneTargetError:
                 other = None
             if other is None or [layer.ref for layer in other.layers] != [layer.ref for layer in layers]:
@@ -834,7 +813,7 @@ class Explainer:
                     f"camkit chose layer {layers[0]} for the picture but another one for a changed version of it; "
                     "name the layer"
                 )
-            of_version = signed_maps(other.captured, method, component=self._takes_component)  # no boxes
+            of_version = signed_maps(other.captured, method, component="eigen" in self._smooth)  # no boxes
             placements = [features.placement for features in other.captured.features]
             versions.append([signed.mirrored(placements, size) if mirrored else signed for signed in of_version])
         return [SignedMaps.averaged(of_target) for of_target in zip(*versions, strict=True)]
@@ -878,9 +857,9 @@ def _parts(targets: tuple[Target, ...]) -> list[tuple[Target, ...]]:
     return parts
 
 
-def _check_count(request: _Request, pictures: int) -> None:
+def _check_count(targets: tuple[Target, ...], pictures: int) -> None:
     """Refuse targets that name classes for more pictures than the call has."""
-    for target in request.targets:
+    for target in targets:
         if isinstance(target, EachTarget):
             target.check_count(pictures)
 
@@ -899,11 +878,44 @@ def _with_scores(targets: tuple[Target, ...], batch: Sequence[Prepared], ran: Ra
     return list(zip(of_pictures * len(scores) if len(targets) == 1 else of_pictures, scores, strict=True))
 
 
-def _finite(inputs: Tensor) -> list[bool]:
-    """Return for each image whether its values are finite. The sum of all values shows at once whether all are."""
-    if cmath.isfinite(inputs.detach().sum().item()):
-        return [True] * len(inputs)
-    return torch.isfinite(inputs.detach()).flatten(1).all(1).tolist()
+def _check_finite(inputs: Tensor, first: Prepared) -> None:
+    """Refuse a batch with values that are not finite; the sum of all shows at once whether all are."""
+    values = inputs.detach()
+    if not (cmath.isfinite(values.sum().item()) or bool(torch.isfinite(values).all())):
+        raise ImageError(f"{first.source} holds NaN or infinite values where the model would see it")
+
+
+@contextmanager
+def _saying_why(module: nn.Module, inputs: Tensor) -> Iterator[None]:
+    """Say why a pass in the block failed, as a sentence about the picture or the model, if the reason is known.
+
+    Raises:
+        ImageError: the model cannot take such pictures.
+        ModelError: the model cannot run.
+    """
+    try:
+        yield
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        if is_out_of_memory(error) or isinstance(error, CamkitError):
+            raise
+        sentence = about_failure(module, inputs, error)
+        if sentence is None:
+            raise
+        raise sentence from error
+
+
+def _rows_of(
+    passes: Iterable[list[Explanation | Failure]], on_error: str, on_pass: Callable[[], None] | None
+) -> Iterator[Explanation | Failure]:
+    """Yield the rows of passes, each of which is then held by the caller alone."""
+    for rows in passes:
+        if on_pass is not None:
+            on_pass()
+        rows.reverse()
+        while rows:
+            row = rows.pop()
+            yield _explanation(row) if on_error == "raise" else row
+            del row
 
 
 def _explanation(row: Explanation | Failure) -> Explanation:
@@ -914,58 +926,21 @@ def _explanation(row: Explanation | Failure) -> Explanation:
     return row
 
 
-_MOST_LOADED = 2
-"""How many of the models that were loaded by name are kept."""
+_kept_models: dict[tuple[Hashable, ...], LoadedModel] = {}
+_kept_boxes = CropBoxes()
+"""What ``explain`` keeps between calls, besides a memory for each living model."""
 
 
-class _Shell:
-    """What ``explain`` keeps between calls, besides a memory for each living model: the last models loaded by name."""
-
-    def __init__(self) -> None:
-        self._loaded: dict[tuple[Hashable, ...], LoadedModel] = {}
-        self._boxes = CropBoxes()
-
-    def explainer(
-        self,
-        function: Callable[..., Any],
-        model: Loadable | None,
-        target_layer: Layers | None,
-        options: Options,
-    ) -> Explainer:
-        """Return an Explainer that shares what earlier calls found out about the model."""
-        refuse_unknown_options(function, options, Options.__annotations__)
-        config = options.get("config")
-        settings = None if config is None else config_settings(config)
-        choices = Choices.of(target_layer, options, settings)
-        loaded = self._load(model, settings, options)
-        if {"inputs", "picture", "output", "activation"} & options.keys():
-            loaded = with_inputs(loaded, options)
-        memory = SHARED.get(loaded.module)
-        if memory is None:
-            memory = SHARED.setdefault(loaded.module, ModelMemory(loaded.module))
-        return Explainer._of(loaded, choices, memory, self._boxes)
-
-    def _load(self, model: Loadable | None, settings: Settings | None, options: Options) -> LoadedModel:
-        """Return the model of a call; the last ones that were loaded by name are kept."""
-        device, preprocess, labels = options.get("device"), options.get("preprocess"), options.get("labels")
-        section = Model() if settings is None else settings.model
-        if model is None and settings is not None:
-            model = section.name
-        if isinstance(model, str):
-            where = str(device) if settings is not None else str(pick_device(device))
-            key = (model, repr(section), where, *map(changed_at, (model, section.weights, section.labels)))
-            named = self._loaded.get(key) or as_model(configured_model(model, section, device=device))
-            model = keep_last(self._loaded, key, named, _MOST_LOADED)
-        elif settings is not None:
-            model = configured_model(model, section, device=device)
-        memory = SHARED.get(model) if isinstance(model, nn.Module) and device is None else None
-        if memory is not None and isinstance(model, nn.Module) and memory.record.is_current():
-            check_preprocess(preprocess)  # the model itself was checked when its memory was made
-            return LoadedModel(model, type(model).__name__, preprocess, as_labels(labels))
-        return as_model(model, preprocess=preprocess, labels=labels, device=device)
-
-
-_SHELL = _Shell()
+def _sharing_explainer(
+    function: Callable[..., Any], model: Loadable | None, target_layer: Layers | None, options: Options
+) -> Explainer:
+    """Return an Explainer that shares what earlier calls of ``explain`` found out about the model."""
+    settings, choices = _merged(function, Options, target_layer, options)
+    loaded = _loaded(model, settings, options, _kept_models)
+    memory = SHARED.get(loaded.module)
+    if memory is None:
+        memory = SHARED.setdefault(loaded.module, ModelMemory(loaded.module))
+    return Explainer._of(loaded, choices, memory, _kept_boxes)
 
 
 @showing(Options)
@@ -1010,7 +985,7 @@ def explain(
     """
     images: Sequence[ImageLike] = img if isinstance(img, (list, tuple)) else [cast("ImageLike", img)]
     target = options.get("target")
-    explainer = _SHELL.explainer(explain, model, target_layer, options)
+    explainer = _sharing_explainer(explain, model, target_layer, options)
     explained = explainer.batch(images, target)
     several = are_several_targets(target) or explainer._are_several_images(img)
     return explained if several else explained[0]
@@ -1072,5 +1047,5 @@ def explain_many(
     Raises:
         InputError: as ``explain``.
     """
-    explainer = _SHELL.explainer(explain_many, model, target_layer, options)
-    return explainer._checked_stream(images, options.get("target"), None, on_error, draft=draft, on_pass=on_pass)
+    explainer = _sharing_explainer(explain_many, model, target_layer, options)
+    return explainer.stream(images, options.get("target"), on_error=on_error, draft=draft, on_pass=on_pass)

@@ -58,34 +58,6 @@ if TYPE_CHECKING:
 
 _NOTEBOOK_SIDE = 480
 """The longest side of a picture shown in a notebook, in pixels: it fits beside the code."""
-_SHEET_SIDE = 360
-"""The longest side of each picture on a sheet of several."""
-_MOST_IN_NOTEBOOK = 12
-"""Figures on the sheet that a notebook shows: a few screens, and some megabytes in the file."""
-_MOST_IN_LINE = 3
-"""Explanations that the line for a list names."""
-_LEVELS = 255
-"""The steps of a colour map: what is below one step of a scale is not visible."""
-
-_LONGEST_NAME = 40
-"""Letters of a name that a sentence repeats."""
-_ENDS = dict.fromkeys(("turbo", "jet"), ("Red", "blue"))
-"""The colours at the ends of colour maps, if everybody would call them so."""
-
-_STATUS_NOTES = {
-    "no_positive_evidence": "Empty map: nothing in the picture speaks for this target at this layer.",
-    "no_influence": "Empty map: the target's gradient is zero at this layer.",
-    "non_finite": "No map: it contains NaN or infinity.",
-}
-
-_AVERAGED = f", mean over {1 + len(CHANGES)} versions of the picture"
-_SMOOTHED: Mapping[Smoothing | None, str] = {
-    None: "",
-    "augment": _AVERAGED,
-    "eigen": ", first principal component",
-    "augment+eigen": f", first principal component{_AVERAGED}",
-}
-"""How a caption says that a map is smoothed."""
 
 
 def finite_or_none(number: float | None) -> float | None:
@@ -135,9 +107,6 @@ class Choices:
         method: the method.
         target_layer: the layers that are named; None lets camkit choose.
         options: the other options, by name.
-
-    Raises:
-        InputError: a choice is unknown, or the method cannot use it.
     """
 
     method: Method
@@ -146,7 +115,11 @@ class Choices:
 
     @classmethod
     def of(cls, target_layer: Layers | None, given: Mapping[str, Any], settings: Settings | None) -> Choices:
-        """Merge the options of a call with a config; those that are None were not given."""
+        """Merge the options of a call with a config; those that are None were not given.
+
+        Raises:
+            InputError: a choice is unknown, or the method cannot use it.
+        """
         asked = {**given, "layer": target_layer}
         usual = {} if settings is None else vars(settings.explain)
         names = ("method", "layer", *USUAL)
@@ -157,13 +130,14 @@ class Choices:
         layer = merged.pop("layer", None)
         if asked.get("method") is not None and target_layer is None and not method.layer:
             layer = None  # the config's
-        return cls(method, layer, USUAL | merged)
+        return cls(method, layer, USUAL | merged).checked()
 
     def but(self, **options: Any) -> Choices:
         """Return the same with other options."""
         return replace(self, options={**self.options, **options})
 
-    def __post_init__(self) -> None:
+    def checked(self) -> Choices:
+        """Return the choices, if they are possible."""
         for name, kind in (("fuse", Fusion), ("precision", Precision), ("smooth", Smoothing), ("spread", Spread)):
             value = self.options[name]
             if value is not None and value not in get_args(kind):
@@ -175,6 +149,7 @@ class Choices:
         if references is not None and not isinstance(references, References) and not self.method.compares:
             rest = advice("leave out references", "leave out --references")
             raise MethodError(f"method {self.method.name!r} uses no reference pictures; use 'expected', or {rest}")
+        return self
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,14 +159,12 @@ class Made:
     It is not saved in tables or sent to other processes, because a method may be any function.
 
     Attributes:
-        choices: those of its Explainer, without the layer, which may hold the model.
-        method: the method that was used.
+        choices: those of its Explainer, with the method that was used, and without the layer, which may hold the model.
         asked: the target that the caller passed.
         scored: its score of the picture.
     """
 
     choices: Choices
-    method: Method
     asked: Target
     scored: Scores
 
@@ -228,10 +201,6 @@ class Field(NamedTuple):
 
 TEXT, WHOLE, REAL = ({"kind": kind} for kind in ("text", "whole", "real"))
 """The metadata of an attribute that is one of the fields; ``FIELDS`` and all outlets have it then."""
-
-_MANY, _HARDLY_MORE = 100, 2
-"""With at least _MANY classes, the best class of a trained model has more than ``_HARDLY_MORE`` times its even share:
-with 1,000, at least 40 times, even on photos without an object. Among few classes, a model may really be undecided."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -304,9 +273,13 @@ class Explanation:
 
     @property
     def doubt(self) -> str:
-        """A question if the best of many classes has little more than its share, as with random weights; else ""."""
+        """A question if the best of many classes has little more than its share, as with random weights; else "".
+
+        With 1,000 classes, the best one of a trained model has at least 40 times its share, even on photos without an
+        object. Among few classes, a model may really be undecided.
+        """
         classes = self.made.scored.classes if self.made is not None and self.made.asked == TopTarget() else None
-        if classes is None or classes < _MANY or self.probability is None or self.probability > _HARDLY_MORE / classes:
+        if classes is None or classes < 100 or self.probability is None or self.probability > 2 / classes:
             return ""
         return f"all {classes} classes have about the same score: were weights loaded?"
 
@@ -531,8 +504,9 @@ class Explanation:
 
     def meaning(self, colormap: str = "turbo") -> str:
         """Return what the colours mean as a sentence, for people who see such a picture for the first time."""
-        most, least = _ENDS.get(colormap, ("Right end of the bar", "left end"))
-        name = self.name if len(self.name) <= _LONGEST_NAME else "it"
+        # Everybody would call the ends of two colour maps so
+        most, least = ("Red", "blue") if colormap in ("turbo", "jet") else ("Right end of the bar", "left end")
+        name = self.name if len(self.name) <= 40 else "it"
         return f"{most}: most evidence for {name}; {least}: none." + (f" But {self.doubt}" if self.doubt else "")
 
     def drawn_frames(
@@ -562,18 +536,25 @@ class Explanation:
             where = f"layers {' and '.join([*others, layer])}, fused"
         if self.layer == str(WHOLE_MODEL):
             where = f"no single layer, {cells} cells"
-        value = f"{self.quantity}: {figure.number(self.score)}"
+        smooth, value = self.smooth or "", f"{self.quantity}: {figure.number(self.score)}"
+        where += ", first principal component" * ("eigen" in smooth)
+        where += f", mean over {1 + len(CHANGES)} versions of the picture" * ("augment" in smooth)
         return figure.Caption(
             title=self.name if self.probability is None else f"{self.name}: {figure.percent(self.probability)}",
-            lines=(f"{method} at {where}{_SMOOTHED[self.smooth]}", f"{value} · {Path(self.source).name}"),
+            lines=(f"{method} at {where}", f"{value} · {Path(self.source).name}"),
             warnings=tuple(self._warnings(scale)),
             remarks=tuple(self._remarks()),
         )
 
     def _warnings(self, scale: ColourScale | None) -> Iterator[str]:
         if self.status != "ok":
-            yield _STATUS_NOTES[self.status]
-        elif scale is not None and len(scale.limits) == 1 and self.maps.maxima[0] * _LEVELS < scale.limits[0]:
+            yield {
+                "no_positive_evidence": "Empty map: nothing in the picture speaks for this target at this layer.",
+                "no_influence": "Empty map: the target's gradient is zero at this layer.",
+                "non_finite": "No map: it contains NaN or infinity.",
+            }[self.status]
+        # A colour map has 255 steps
+        elif scale is not None and len(scale.limits) == 1 and self.maps.maxima[0] * 255 < scale.limits[0]:
             yield "The map is too weak to be visible on this scale."
         if UNSURE in self.layer_reason:
             yield "Unsure: camkit could not measure where in the picture the layer's cells lie."
@@ -702,7 +683,7 @@ class Explanations(Tabular, list[Explanation]):
         """
         if not self:
             raise InputError("there is no explanation to draw: the list is empty")
-        resize = functools.partial(figure.fitted, most=_SHEET_SIDE)
+        resize = functools.partial(figure.fitted, most=360)
         drawn = [
             row._draw(style, colormap, alpha, self if scale == "shared" else scale or "shared", resize) for row in self
         ]
@@ -740,15 +721,16 @@ class Explanations(Tabular, list[Explanation]):
         """Return a line with the first few targets."""
         named = [
             f"{row.name!r}" + ("" if row.probability is None else f" {figure.percent(row.probability)}")
-            for row in self[:_MOST_IN_LINE]
+            for row in self[:3]
         ]
-        more = ", ..." if len(self) > _MOST_IN_LINE else ""
+        more = ", ..." if len(self) > len(named) else ""
         kind = "Explanation" if len(self) == 1 else "Explanations"
         return f"<{len(self)} {kind}: {', '.join(named)}{more}>" if self else "<0 Explanations>"
 
     def _repr_html_(self) -> str | None:
         """Show the sheet in a notebook, of the first explanations if there are many."""
-        first = Explanations(row for row in self[:_MOST_IN_NOTEBOOK] if row.heatmap.ndim > 1)
+        # 12 figures are a few screens, and some megabytes in the file
+        first = Explanations(row for row in self[:12] if row.heatmap.ndim > 1)
         if not first:
             return None
         rest = len(self) - len(first)
@@ -876,20 +858,19 @@ def explanations(
     for signed, scores, compared, target in zip(maps_by_target, captured.scores, references, targets, strict=True):
         fused = heat.fuse(signed.raws, fuse, placements).cpu().numpy()
         raws, influenced = tuple(raw.cpu() for raw in signed.raws), signed.influenced.tolist()
-        values = scores.values.tolist()
+        values, used = scores.values.tolist(), replace(choices, method=signed.method)
         for place, (picture, of_picture) in enumerate(zip(pictures, rows, strict=True)):
             if scores.present is not None and not scores.present[place]:
                 of_picture.append(Failure(picture.source, TargetError(f"{picture.source}: {scores.absence}")))
                 continue
             index = None if scores.indices is None else scores.indices[place]
-            label = _label_of(scores, index, labels)
             raw = fused[place].copy()
             maps = LayerMaps(tuple(part[place].clone() for part in raws), placements, fuse, size)
             explanation = Explanation(
                 maps=maps,
                 raw=raw,
                 target=index,
-                label=scores.description if index is None else label,
+                label=_label_of(scores, index, labels),
                 score=values[place],
                 probability=None if scores.probabilities is None else scores.probabilities[place],
                 layer=names,
@@ -907,7 +888,7 @@ def explanations(
                 references=compared,
                 frames=picture.frames,
                 unit=signed.method.unit if signed.method.users else None,
-                made=Made(choices, signed.method, target, scores.of_image(place)),
+                made=Made(used, target, scores.of_image(place)),
             )
             of_picture.append(explanation)
     return rows
@@ -923,14 +904,14 @@ def existing(rows: Sequence[Explanation | Failure], scores: Sequence[Scores]) ->
 
 
 def _label_of(scores: Scores, index: int | None, labels: tuple[str, ...] | None) -> str | None:
-    """Return the name of a class; refuse labels that do not fit the model's classes."""
-    if labels is None:
-        return None
-    if scores.classes not in (None, len(labels)):
-        raise InputError(f"{len(labels)} labels were given, but the model has {scores.classes} classes")
-    if index is not None and index >= len(labels):
-        raise InputError(f"{len(labels)} labels were given, but the model found class {index}")
-    return labels[index] if index is not None and labels and index >= 0 else None
+    """Return the name of a class, or of another target; refuse labels that do not fit the model's classes."""
+    unfit = labels is not None and scores.classes not in (None, len(labels))
+    if labels is not None and (unfit or (index is not None and index >= len(labels))):
+        found = f"has {scores.classes} classes" if unfit else f"found class {index}"
+        raise InputError(f"{len(labels)} labels were given, but the model {found}")
+    if index is None:
+        return scores.description
+    return labels[index] if labels and index >= 0 else None
 
 
 def shown_pictures(

@@ -32,7 +32,7 @@ from camkit.images.prepare import as_pixels, prepare, unbatched
 from camkit.kit.wording import counted
 from camkit.layers.names import Selector
 from camkit.methods import Method
-from camkit.methods.activations import KeptMaps
+from camkit.methods.feature_maps import KeptMaps
 from camkit.models import Labels, as_model, device_of, dtype_of, refuse_black_box, spatial_rank
 from camkit.models.loaded import Loadable, LoadedModel
 from camkit.targets.scores import ScoreReading, Scores, Target, logits_of, probabilities

@@ -41,15 +41,5 @@ __all__ = [
     "variant",
 ]
 
-_FAMILIES = (
-    "gradient",
-    "activations",
-    "head_forward",
-    "input_forward",
-    "full_gradient",
-    "attention",
-)
-"""The modules of this package that register methods, in the order in which lists name them."""
-
-for _family in _FAMILIES:
+for _family in ("feature_maps", "changes", "whole_model"):  # in the order in which lists name their methods
     importlib.import_module(f"camkit.methods.{_family}")

@@ -41,13 +41,11 @@ from camkit.engine.passes import SAME, Capture, Forward, Pass, are_alike, is_abs
 from camkit.errors import MethodError
 from camkit.methods.registry import Method
 from camkit.targets.classes import fixed_target
-from camkit.targets.scores import Scores, Target, maps_of
+from camkit.targets.scores import Scores, maps_of
 from camkit.types import LayerRef, Layout
 
 _OPENED = (functional.multi_head_attention_forward, torch.autograd.grad)
 """Functions of PyTorch that compute attention: the second if activation checkpointing repeats a part of the pass."""
-
-_SOFTMAX = (functional.softmax, torch.softmax, Tensor.softmax, torch.special.softmax)
 
 
 class AttentionRecorder(TorchFunctionMode):
@@ -81,7 +79,7 @@ class AttentionRecorder(TorchFunctionMode):
             with self:
                 return self._open[func](*args, **kwargs)
         result = func(*args, **kwargs)
-        if func not in _SOFTMAX:
+        if func not in (functional.softmax, torch.softmax, Tensor.softmax, torch.special.softmax):
             return result
         given = [kwargs[name] for name in ("dim", "axis") if name in kwargs] or args[1 - ("input" in kwargs) :]
         # Without an axis, the default is not a map's last.
@@ -213,29 +211,24 @@ def after_blocks(model: nn.Module, images: Tensor, blocks: list[Block]) -> Calla
 _OTHERS = "use 'gradcam' or 'hirescam'"
 
 
-@dataclass(frozen=True, eq=False)
 class _Run:
     """A pass of a transformer whose graph is kept.
 
     Attributes:
         options: how it is run.
-        method: the method that it is run for.
+        name: that of the method that it is run for.
         forward: what it left.
         attention: the attention maps of all layers; the last may be that of an attention pool. The mode is on.
         layout: the layout of the model's tokens.
         tokens: how many tokens there are, prefix and all others included.
     """
 
-    options: Pass
-    method: Method
-    forward: Forward
-    attention: AttentionRecorder
-    layout: Layout
-    tokens: int
-
-    def score(self, target: Target, output: Any) -> Scores:
-        """Return a target's scores of an output of the model."""
-        return target(output, len(self.options.inputs))
+    def __init__(self, options: Pass, method: Method, forward: Forward, attention: AttentionRecorder) -> None:
+        self.options, self.name, self.forward, self.attention = options, method.name, forward, attention
+        ((ref, self.layout),) = forward.layouts.items()
+        axis = _AXES.get(self.layout.kind)
+        output = forward.tape.layers[ref].output
+        self.tokens = math.prod(self.layout.grid) if axis is None else output.shape[axis]
 
     def gradients(self, scored: Scores, maps: Sequence[Saved]) -> list[Tensor]:
         """Return the gradients of a score with respect to some maps, in float32; sets ``reached`` of each."""
@@ -260,24 +253,18 @@ def of_attention(options: Pass, method: Method) -> Capture:
     # Gradients are on from the start: the end of a no_grad block of the model restores this mode.
     with options.forward(attention, during=during, gradients=False, leaf=True) as forward, interruptible():
         attention.recording = False
-        ((ref, layout),) = forward.layouts.items()
-        axis = _AXES.get(layout.kind)
-        tokens = math.prod(layout.grid) if axis is None else forward.tape.layers[ref].output.shape[axis]
-        _check_maps(attention, tokens, method.name)
-        run, scores = _Run(options, method, forward, attention, layout, tokens), forward.scores()
-        nothing = torch.zeros(len(options.inputs), tokens, device=options.inputs.device)
-        given = _by_layer(run, scores) if by_layer else _by_score(run)
+        run, scores = _Run(options, method, forward, attention), forward.scores()
+        _check_maps(attention, run.tokens, method.name)
+        nothing = torch.zeros(len(options.inputs), run.tokens, device=options.inputs.device)
+        given = _by_layer(run, scores) if by_layer else _by_score(run, differentiates=method.needs != "attention")
         relevances = [nothing if each is None else method.weigh(*each) for each in given]
         (features,) = forward.features()
-        by_target = tuple(on_grid(relevance, layout) for relevance in relevances)
+        by_target = tuple(on_grid(relevance, run.layout) for relevance in relevances)
         return forward.captured([replace(features, by_target=by_target)], scores)
 
 
 _AXES: Mapping[str, int] = {"tokens": 1, "tokens_last": 2, "sequence_first": 0}
 """The axis of the tokens in each layout of tokens."""
-
-_UNCHANGED = 1e-4
-"""A token that changes by less than this share of the largest change does not depend on the picture."""
 
 
 def check_cells(
@@ -296,7 +283,8 @@ def check_cells(
     axis = _AXES[layout.kind]
     changes = (after - before).abs().movedim(axis, 0).flatten(1).amax(1)
     cells = changes[layout.prefix :][: math.prod(layout.grid)]
-    if bool((cells <= _UNCHANGED * changes.amax()).any()):
+    # A token that changes by less than this share of the largest change does not depend on the picture
+    if bool((cells <= 1e-4 * changes.amax()).any()):
         raise MethodError(
             f"{method!r} needs the picture's tokens, but in this model camkit cannot tell them from a class token "
             f"or padding; {_OTHERS} at the layer that makes the patches"
@@ -355,7 +343,7 @@ def _check_maps(attention: AttentionRecorder, tokens: int, method: str) -> None:
         )
 
 
-def _by_score(run: _Run) -> Iterator[tuple[Any, ...] | None]:
+def _by_score(run: _Run, *, differentiates: bool) -> Iterator[tuple[Any, ...] | None]:
     """Yield for each target the attention maps, their gradients if the method needs them, and which queries are read.
 
     None stands for a target that no picture has.
@@ -367,7 +355,7 @@ def _by_score(run: _Run) -> Iterator[tuple[Any, ...] | None]:
             continue
         maps, rows = _read(run, scored)
         given = [[saved.output.detach().float() for saved in maps]]
-        if run.method.needs == "attention-gradients":
+        if differentiates:
             given.append(run.gradients(scored, maps))
         yield *given, rows
 
@@ -397,7 +385,7 @@ def _read(run: _Run, scored: Scores) -> tuple[list[Saved], Float[Tensor, "n quer
 
 def _no_gradient(run: _Run) -> MethodError:
     return MethodError(
-        f"{run.method.name!r} needs a score that depends on the attention maps in a differentiable way, and this one "
+        f"{run.name!r} needs a score that depends on the attention maps in a differentiable way, and this one "
         "does not; remove inference_mode, detach(), argmax or reentrant checkpointing from the model's forward pass"
     )
 
@@ -412,7 +400,7 @@ def _by_layer(run: _Run, scores: Sequence[Scores]) -> Iterator[tuple[list[Tensor
     """
     on_maps = maps_of(run.forward.output, len(run.options.inputs)) is not None
     if on_maps or any(scored.boxes is not None for scored in scores):
-        raise MethodError(f"{run.method.name!r} explains scores of whole pictures, not boxes or maps; use 'chefer'")
+        raise MethodError(f"{run.name!r} explains scores of whole pictures, not boxes or maps; use 'chefer'")
     layers: list[tuple[Any, Saved]] = []
     for given, scored in zip(run.forward.targets, scores, strict=True):
         if is_absent(scored):
@@ -420,7 +408,7 @@ def _by_layer(run: _Run, scores: Sequence[Scores]) -> Iterator[tuple[list[Tensor
             continue
         target = fixed_target(given, scored)
         layers = layers or list(_layers(run, scores, _read(run, run.forward.score(target))[0]))
-        gradients = [run.gradients(run.score(target, output), [saved])[0] for output, saved in layers]
+        gradients = [run.gradients(target(output, len(run.options.inputs)), [saved])[0] for output, saved in layers]
         if not all(saved.reached for _, saved in layers):
             raise _no_gradient(run)
         yield (gradients,)
@@ -436,7 +424,7 @@ def _layers(run: _Run, scores: Sequence[Scores], maps: Sequence[Saved]) -> Itera
         MethodError: the blocks are no chain, or what comes after them, run alone, gives other scores than the model.
     """
     refusal = MethodError(
-        f"{run.method.name!r} needs a chain of blocks that each take and return all tokens, and a head after them that "
+        f"{run.name!r} needs a chain of blocks that each take and return all tokens, and a head after them that "
         "can run alone; camkit does not find them in this model; use 'chefer' or 'gradcam'"
     )
     whole = [saved for saved in maps if saved.output.shape[2] == run.tokens]
@@ -451,7 +439,7 @@ def _layers(run: _Run, scores: Sequence[Scores], maps: Sequence[Saved]) -> Itera
     after = after_blocks(run.options.model, run.options.inputs, blocks)
     alone = after(blocks[-1].tokens.detach())
     for target, scored in zip(run.forward.targets, scores, strict=True):
-        if not are_alike(scored.values, run.score(target, alone).values.detach(), SAME):
+        if not are_alike(scored.values, target(alone, len(run.options.inputs)).values.detach(), SAME):
             raise refusal
     run.attention.recording = True
     for block, saved in zip(blocks, whole, strict=True):

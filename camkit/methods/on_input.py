@@ -29,13 +29,10 @@ from camkit.engine.guard import interruptible
 from camkit.engine.heatmap import enlarge
 from camkit.engine.passes import Capture, Features, Forward, Pass, detached, is_absent, is_out_of_memory
 from camkit.errors import LayerError, MethodError
+from camkit.methods.on_one_picture import refuse_boxes
 from camkit.methods.registry import Method
 from camkit.targets.scores import Scores
 from camkit.types import GuidedGradients, LayerRef, PartsOfScore, Placement
-
-Note: TypeAlias = Callable[[Tensor, Tensor], None]
-"""``note(output, bias)``: the bias broadcasts against the output."""
-
 
 Bias: TypeAlias = Callable[..., "Tensor | None"]
 """``bias(moves, function, *args, **named)`` returns what a call of one of PyTorch's functions adds; None if that is
@@ -46,13 +43,13 @@ from weights alone."""
 class NotedBiases(TorchFunctionMode):
     """Calls ``note`` with the output and the bias of each operation in the block that has a bias.
 
-    It acts in the current thread only, and changes nothing in the model.
+    It acts in the current thread only, and changes nothing in the model. The bias broadcasts against the output.
 
     Raises:
         MethodError: (in the block) a feature map is complex.
     """
 
-    def __init__(self, note: Note) -> None:
+    def __init__(self, note: Callable[[Tensor, Tensor], None]) -> None:
         super().__init__()
         self._note = note
         self._moving: set[Node] = set()
@@ -141,49 +138,35 @@ def _of_activation(_moves: Any, function: Callable[..., Tensor], maps: Tensor, *
     return values.detach() - slope * leaf.detach()
 
 
-_CONVOLUTIONS = (
-    *(torch.conv1d, torch.conv2d, torch.conv3d),
-    *(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d),
-)
-_ACTIVATIONS = (
-    *(functional.hardtanh, functional.relu6, functional.hardswish, functional.hardsigmoid, functional.silu),
-    *(functional.gelu, functional.mish, functional.elu, functional.celu, functional.selu, functional.softplus),
-    *(functional.logsigmoid, functional.softsign, functional.tanhshrink),
-    *(functional.sigmoid, torch.sigmoid, Tensor.sigmoid, Tensor.sigmoid_),
-    *(functional.tanh, torch.tanh, Tensor.tanh, Tensor.tanh_),
-    *(torch.clamp, Tensor.clamp, Tensor.clamp_, torch.exp, Tensor.exp, torch.square, Tensor.square),
-)
-_SUMS = (
-    *(torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__),
-    *(torch.sub, Tensor.sub, Tensor.sub_, Tensor.__sub__, Tensor.__rsub__, Tensor.__isub__),
-)
-_SUMS_WITH_PRODUCTS = (
-    *(torch.addmm, Tensor.addmm, Tensor.addmm_),
-    *(torch.baddbmm, Tensor.baddbmm, Tensor.baddbmm_),
-)
-_PRODUCTS = (torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__, Tensor.__imul__)
-
 _BIASES: Mapping[Any, Bias] = {
-    **dict.fromkeys((*_CONVOLUTIONS, functional.linear), _of_layer),
+    **dict.fromkeys((torch.conv1d, torch.conv2d, torch.conv3d, functional.linear), _of_layer),
+    **dict.fromkeys((torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d), _of_layer),
     functional.batch_norm: _at_zero,
-    **dict.fromkeys(_ACTIVATIONS, _of_activation),
-    **dict.fromkeys(_SUMS, _of_sum),
-    **dict.fromkeys(_SUMS_WITH_PRODUCTS, functools.partial(_of_sum, terms=3)),
-    **dict.fromkeys(_PRODUCTS, _of_product),
+    **dict.fromkeys(
+        (
+            *(functional.hardtanh, functional.relu6, functional.hardswish, functional.hardsigmoid, functional.silu),
+            *(functional.gelu, functional.mish, functional.elu, functional.celu, functional.selu, functional.softplus),
+            *(functional.logsigmoid, functional.softsign, functional.tanhshrink),
+            *(functional.sigmoid, torch.sigmoid, Tensor.sigmoid, Tensor.sigmoid_),
+            *(functional.tanh, torch.tanh, Tensor.tanh, Tensor.tanh_),
+            *(torch.clamp, Tensor.clamp, Tensor.clamp_, torch.exp, Tensor.exp, torch.square, Tensor.square),
+        ),
+        _of_activation,
+    ),
+    **dict.fromkeys((torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__), _of_sum),
+    **dict.fromkeys((torch.sub, Tensor.sub, Tensor.sub_, Tensor.__sub__, Tensor.__rsub__, Tensor.__isub__), _of_sum),
+    **dict.fromkeys(
+        (torch.addmm, Tensor.addmm, Tensor.addmm_, torch.baddbmm, Tensor.baddbmm, Tensor.baddbmm_),
+        functools.partial(_of_sum, terms=3),
+    ),
+    **dict.fromkeys(
+        (torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__, Tensor.__imul__), _of_product
+    ),
 }
 """The bias of each operation. ReLU, leaky ReLU, pooling and resizing have none: around an input, they are linear."""
 
 
 _INPUT = LayerRef("input")
-
-_COMPLETE_FP32, _COMPLETE_AUTOCAST = 1e-3, 5e-2
-"""How far the sum of the parts may be from the score, as a share of the absolute values of all parts' sums. In fp32,
-the rounding of torchvision's networks is below 1e-6, and what a layer norm adds is far above 1e-3. In 16 bits, each
-part is rounded to 0.4 percent, and errors add up from layer to layer."""
-
-_NO_SECOND = ("torch::autograd::Error", "torch::autograd::NotImplemented")
-"""PyTorch's nodes in the place of an operation that has no second derivative. It raises an error in most of them, but
-skips a function that is marked as once differentiable."""
 
 
 def of_parts(options: Pass, method: Method) -> Capture:
@@ -274,10 +257,7 @@ def _differentiated(
     scores: list[Scores] = []
     for number, target in enumerate(run.targets, start=1):
         scored = run.score(target)
-        if scored.boxes is not None:
-            raise MethodError(
-                "methods that differentiate the whole model explain scores, not boxes; use 'gradcam' or 'hirescam'"
-            )
+        refuse_boxes([scored], "differentiate the whole model")
         keep = keep_graph or number < len(run.targets)
         with _guiding(scored.values) if guided else nullcontext():
             tape.differentiate(scored, keep_graph=keep, fp16=options.precision == "fp16")
@@ -305,7 +285,13 @@ def _guiding(score: Tensor) -> Iterator[None]:
     Raises:
         MethodError: there is no ReLU.
     """
-    relus = [node for node in nodes_behind(score) if _is_relu(node)]
+    clamps = ("HardtanhBackward0", "ClampMinBackward0", "ClampBackward1")  # ReLU6, or clamping at zero
+    relus = [
+        node
+        for node in nodes_behind(score)
+        if node.name() == "ReluBackward0"
+        or (node.name() in clamps and getattr(node, "_saved_min_val", getattr(node, "_saved_min", None)) == 0)
+    ]
     if not relus and score.requires_grad:
         raise MethodError(
             "guided backpropagation changes what ReLUs pass back, and this model ran none; use 'gradcam', 'hirescam' "
@@ -317,13 +303,6 @@ def _guiding(score: Tensor) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _is_relu(node: Node) -> bool:
-    """Tell whether a node of an autograd graph is a ReLU: ReLU, ReLU6, or clamping at zero."""
-    if node.name() in ("HardtanhBackward0", "ClampMinBackward0", "ClampBackward1"):
-        return getattr(node, "_saved_min_val", getattr(node, "_saved_min", None)) == 0
-    return node.name() == "ReluBackward0"
 
 
 def _check_complete(parts: Sequence[Tensor], scored: Scores, options: Pass) -> None:
@@ -339,7 +318,9 @@ def _check_complete(parts: Sequence[Tensor], scored: Scores, options: Pass) -> N
     sums = [float(part.sum()) for part in parts]
     score = float(scored.values.double().sum())
     half = options.precision != "fp32" or scored.values.dtype in (torch.float16, torch.bfloat16)
-    tolerance = _COMPLETE_AUTOCAST if half else _COMPLETE_FP32
+    # A share of the absolute values of all parts' sums. In fp32, the rounding of torchvision's networks is below 1e-6,
+    # and what a layer norm adds is far above 1e-3. In 16 bits, each part is rounded to 0.4 percent, and errors add up.
+    tolerance = 5e-2 if half else 1e-3
     if abs(math.fsum(sums) - score) > tolerance * math.fsum(map(abs, [*sums, score])):
         raise MethodError(
             f"the gradients times the input and the biases add up to {math.fsum(sums):.4g}, but the score is "
@@ -357,7 +338,10 @@ def second_derivatives(values: Tensor, saved: Saved) -> tuple[Tensor, Tensor]:
     refusal = MethodError(
         "an operation after the layer has no second derivative, which 'shapleycam' needs; use 'gradcam'"
     )
-    if any(node.name() in _NO_SECOND for node in nodes_behind(gradients)):
+    # PyTorch's nodes in the place of an operation without a second derivative. It raises an error in most of them, but
+    # skips a function that is marked as once differentiable.
+    without = ("torch::autograd::Error", "torch::autograd::NotImplemented")
+    if any(node.name() in without for node in nodes_behind(gradients)):
         raise refusal
     try:
         products = torch.autograd.grad(

@@ -45,6 +45,29 @@ def at_once(device: torch.device) -> int:
     return _AT_ONCE_CPU if device.type == "cpu" else _AT_ONCE
 
 
+def refuse_boxes(scores: Sequence[Scores], does: str) -> None:
+    """Refuse a detector's boxes, for methods that do what is said.
+
+    Raises:
+        MethodError: a target is a box.
+    """
+    if any(scored.boxes is not None for scored in scores):
+        raise MethodError(f"methods that {does} explain scores, not boxes; use 'gradcam' or 'hirescam'")
+
+
+def only_layer(options: Pass, does: str) -> LayerRef:
+    """Return the layer of a pass, for methods that do what is said.
+
+    Raises:
+        MethodError: several layers are fused.
+    """
+    if len(options.modules) > 1:
+        raise MethodError(
+            f"methods that {does} explain one layer; name one, or use 'gradcam' or 'hirescam', which fuse several"
+        )
+    return next(iter(options.modules))
+
+
 def of_pictures(options: Pass, method: Method) -> Capture:
     """Run the model once for one picture, and then on the changed pictures that the method makes.
 
@@ -105,26 +128,24 @@ class ChangedPictures:
         scores = [self.image.new_zeros(len(self._targets), 0, dtype=torch.float32)]
         tell = self._options.progress or (lambda *_: None)
 
+        targets = self._targets if probabilities else [target.of for target in self._targets]
+
         def run(part: range) -> None:
             tell(part.start, count)
-            scores.append(self._run(pictures(part), probabilities=probabilities))
+            changed = pictures(part)
+            with self._options.quiet(), interruptible():
+                inputs = changed.to(self.image.dtype, memory_format=self._memory_format)
+                # Tensors of the caller's inference mode cannot be written to in this pass, and the model may do so.
+                output = self._options.model(inputs.clone() if inputs.is_inference() else inputs)
+                rows = [target(output, len(part)).values.detach().float() for target in targets]
+            for row in rows:
+                if row.shape != (len(part),):
+                    raise MethodError(f"the model returned scores of shape {tuple(row.shape)} for {len(part)} pictures")
+            scores.append(torch.stack(rows))
 
         self._at_once = in_parts(count, self._at_once, run)
         tell(count, count)
         return torch.cat(scores, 1)
-
-    def _run(self, pictures: Float[Tensor, "m c *size"], *, probabilities: bool) -> Float[Tensor, "t m"]:
-        count = len(pictures)
-        targets = self._targets if probabilities else [target.of for target in self._targets]
-        with self._options.quiet(), interruptible():
-            inputs = pictures.to(self.image.dtype, memory_format=self._memory_format)
-            # Tensors of the caller's inference mode cannot be written to in this pass, and the model may do so.
-            output = self._options.model(inputs.clone() if inputs.is_inference() else inputs)
-            rows = [target(output, count).values.detach().float() for target in targets]
-        for row in rows:
-            if row.shape != (count,):
-                raise MethodError(f"the model returned scores of shape {tuple(row.shape)} for {count} changed pictures")
-        return torch.stack(rows)
 
 
 def of_scores(options: Pass, method: Method) -> Capture:
@@ -161,11 +182,7 @@ def of_scores(options: Pass, method: Method) -> Capture:
 
 def _same_classes(targets: Sequence[Target], scores: Sequence[Scores]) -> list[Target]:
     """Return the targets that score the same classes, whatever the changed feature maps do to the others."""
-    if any(scored.boxes is not None for scored in scores):
-        raise MethodError(
-            "methods that run the model's head on changed feature maps explain scores, not boxes; use 'gradcam' or "
-            "'hirescam'"
-        )
+    refuse_boxes(scores, "run the model's head on changed feature maps")
     return [fixed_target(*pair) if not is_absent(pair[1]) else pair[0] for pair in zip(targets, scores, strict=True)]
 
 
@@ -187,13 +204,7 @@ def of_references(options: Pass, method: Method) -> Capture:
     Raises:
         MethodError: several layers are fused, the head cannot be run alone, or a target is not a score.
     """
-    if len(options.modules) > 1:
-        raise MethodError(
-            "methods that compare a picture with references explain one layer; name one, or use 'gradcam' or "
-            "'hirescam', which fuse several"
-        )
-    options = replace(options, precision="fp32")
-    (ref,) = options.modules
+    options, ref = replace(options, precision="fp32"), only_layer(options, "compare a picture with references")
     with options.forward(recording(options.model, ref), whole=True) as run, interruptible():
         (recorded,), (layout,), (maps,) = run.entered, run.layouts.values(), run.features()
         captured = run.captured([maps], run.scores())

@@ -16,7 +16,7 @@ from importlib import import_module
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from camkit.errors import MethodError, did_you_mean
+from camkit.errors import InputError, MethodError, did_you_mean
 
 if TYPE_CHECKING:
     import torch
@@ -96,10 +96,6 @@ class Between:
         return f"a number above {self.low:g}"
 
 
-_NAME = re.compile(r"[\w+-][\w+.-]*")
-"""What a name may look like: it is typed after ``--method`` and becomes part of a file name."""
-
-
 @dataclass(frozen=True)
 class Method:
     """One way to make a map.
@@ -131,11 +127,6 @@ class Method:
     finer: bool = False
     unit: str = WEIGHTED
     values: Mapping[str, Whole | Between] = field(default_factory=dict, compare=False)
-
-    @functools.cached_property
-    def words(self) -> str:
-        """What it gets besides the feature maps of a layer, for lists of methods."""
-        return NEEDS[self.needs]
 
     @functools.cached_property
     def users(self) -> bool:
@@ -252,7 +243,7 @@ networks, are not."""
 
 
 def _none(*_: Any) -> Any:
-    raise NotImplementedError("a pass of several layers leaves finished weights")
+    """Stand for the weights of a method that a pass of several layers leaves with finished weights."""
 
 
 AUTO = Method(
@@ -298,16 +289,27 @@ def sharpening(layers: tuple[TargetLayer, ...]) -> Way:
     return SHARPENED, (finer, changed(deepest, reason=reason))
 
 
-_APART = {method.name: method for method in (AUTO, SHARPENED, ODAM)}
-
-
 def known_method(name: str) -> Method | None:
     """Return a method by its name; None if nothing here has it, as if it was a function of the user's."""
-    return _APART.get(name) or METHODS.get(name)
+    return {method.name: method for method in (AUTO, SHARPENED, ODAM)}.get(name) or METHODS.get(name)
 
 
-NAMES_OF_REFERENCES = frozenset({"random", "centre", "colour"})
-"""The rows that ``camkit.judge`` adds beside the methods; a test compares them with those of the recommendation."""
+def check_name(
+    name: object,
+    what: str,
+    kind: type[InputError],
+    *,
+    taken: bool,
+) -> None:
+    """Check the name of a method or metric, which is typed in a shell and becomes part of a file's name.
+
+    Raises:
+        InputError: (this kind of it) it has other characters, or is taken.
+    """
+    if not isinstance(name, str) or not re.fullmatch(r"[\w+-][\w+.-]*", name):
+        raise kind(f"the name of a {what} consists of letters, digits, '+', '-', '_' and '.', not {name!r}")
+    if taken:
+        raise kind(f"there is already a {what} {name!r}; choose another name, or pass replace=True for one of yours")
 
 
 def register_method(
@@ -357,7 +359,7 @@ def register_method(
         replace: allow a name that is taken, for example when a notebook cell runs again.
 
     Raises:
-        MethodError: the name is taken, reserved, or has other characters, or ``needs`` is unknown.
+        MethodError: the name is taken or has other characters, or ``needs`` is unknown.
 
     Examples:
         >>> import camkit
@@ -369,18 +371,10 @@ def register_method(
         'gradient-size'
         >>> del camkit.METHODS["gradient-size"]  # forgets it again
     """
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise MethodError(f"the name of a method consists of letters, digits, '+', '-', '_' and '.', not {name!r}")
-    if taken := {name, title} & NAMES_OF_REFERENCES:
-        raise MethodError(
-            f"a method cannot be called {taken.pop()!r}, because judge has a row of that name; choose another name"
-        )
-    if name in _APART:
-        raise MethodError(f"a method cannot be called {name!r}, which camkit has; choose another name")
+    is_ours = name not in METHODS and known_method(name) is not None
+    check_name(name, "method", MethodError, taken=is_ours or (name in METHODS and not replace))
     if needs not in NEEDS:
         raise MethodError(f"method {name!r}: needs must be one of {', '.join(NEEDS)}, not {needs!r}")
-    if name in METHODS and not replace:
-        raise MethodError(f"there is already a method {name!r}; choose another name, or pass replace=True")
 
     def add(function: WeightFunction) -> WeightFunction:
         METHODS[name] = Method(
@@ -402,16 +396,13 @@ def find_method(method: MethodLike) -> Method:
     """
     if isinstance(method, Method):
         return method
-    if isinstance(method, str):
-        known = known_method(method)
-        if known is None:
-            instead = did_you_mean(method, METHODS) or f"; choose from {', '.join(METHODS)}"
-            raise MethodError(f"unknown method {method!r}{instead}")
+    known = known_method(method) if isinstance(method, str) else None
+    if known is not None:
         return known
     if not callable(method):
-        raise MethodError(
-            f"method is a name such as 'gradcam' or a function (activations, gradients) -> weights, not {method!r}"
-        )
+        near = did_you_mean(method, METHODS) if isinstance(method, str) else ""
+        instead = near or f"; choose from {', '.join(METHODS)}, or pass a function (activations, gradients) -> weights"
+        raise MethodError(f"unknown method {method!r}{instead}")
     for registered in METHODS.values():
         if registered.weights is method:
             return registered

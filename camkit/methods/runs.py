@@ -20,44 +20,17 @@ from camkit.engine.guard import interruptible
 from camkit.engine.heatmap import finest, moved_to, resample, weighted_sum
 from camkit.engine.passes import Capture, Features, Pass, are_alike, capture, is_absent, to_grid
 from camkit.errors import LayerError, MethodError, TargetError, advice, listing_layers
-from camkit.methods.activations import first_component
-from camkit.methods.gradient import gradcam, gradcam_elementwise
+from camkit.methods.feature_maps import first_component, gradcam, gradcam_elementwise
 from camkit.methods.on_attention import of_attention
 from camkit.methods.on_input import of_guided, of_parts, second_derivatives
-from camkit.methods.on_one_picture import of_pictures, of_references, of_scores
+from camkit.methods.on_one_picture import of_pictures, of_references, of_scores, only_layer
 from camkit.methods.registry import ODAM, SHARPENED, Method
 from camkit.targets.scores import Scores, describe, passing_through
 from camkit.types import CellPositions, LayerRef, Placement
 
-_FACTORS = (0.9, 1.0, 1.1)
-"""What the normalised input is multiplied by: the factors of grad-cam's ``aug_smooth``."""
-
-CHANGES = tuple((mirrored, factor) for mirrored in (False, True) for factor in _FACTORS if mirrored or factor != 1)
-"""The changed versions of a picture: whether it is mirrored, and its factor. The picture itself is not among them."""
-
-_SAME_SHARE = 1e-6
-"""How far the middle of the input may lie from the middle of the grid, as a share of the grid: rounding."""
-
-
-def changed(inputs: Float[Tensor, "n c *size"], factor: float, *, mirrored: bool) -> Float[Tensor, "n c *size"]:
-    """Return pictures mirrored along their last axis, and multiplied by a factor."""
-    return (inputs.flip(-1) if mirrored else inputs) * factor
-
-
-def check_mirrors(features: Sequence[Features]) -> None:
-    """Refuse a grid that a mirrored picture would lie elsewhere on: the model pads its input on one side.
-
-    Raises:
-        LayerError: such a grid.
-    """
-    for maps in features:
-        extent = () if maps.placement.positions else maps.placement.extent
-        if extent and abs(sum(extent[-1]) - 1) > _SAME_SHARE:
-            instead = advice("smooth='eigen'", "--smooth eigen")
-            raise LayerError(
-                "the model pads the picture on one side only, so the cells of its mirror image lie elsewhere; use "
-                f"{instead}, or another layer ({listing_layers()})"
-            )
+CHANGES = ((False, 0.9), (False, 1.1), (True, 0.9), (True, 1.0), (True, 1.1))
+"""The changed versions of a picture: whether it is mirrored, and what the normalised input is multiplied by, the
+factors of grad-cam's ``aug_smooth``. The picture itself is not among them."""
 
 
 def component_weights(
@@ -211,10 +184,10 @@ def _of_activations(options: Pass, _: Method) -> Capture:
 
     The head has a graph if it can have one: it shows whether the model ends in a softmax or sigmoid.
     """
-    for graph in (True, False):
-        with suppress(EntangledError), options.forward(gradients=graph) as run, interruptible():
-            return run.captured(run.features(), run.scores())
-    raise AssertionError("a pass without gradients does not entangle layers")
+    with suppress(EntangledError), options.forward() as run, interruptible():
+        return run.captured(run.features(), run.scores())
+    with options.forward(gradients=False) as run, interruptible():
+        return run.captured(run.features(), run.scores())
 
 
 def _of_curvature(options: Pass, method: Method) -> Capture:
@@ -225,14 +198,10 @@ def _of_curvature(options: Pass, method: Method) -> Capture:
     Raises:
         MethodError: several layers are fused, or an operation of the head has no second derivative.
     """
-    if len(options.modules) > 1:
-        raise MethodError(
-            "methods that need second derivatives explain one layer; name one, or use 'gradcam' or 'hirescam', which "
-            "fuse several"
-        )
+    ref = only_layer(options, "need second derivatives")
     # The faster kernels of attention have no second derivative.
     with options.forward(sdpa_kernel(SDPBackend.MATH)) as run, interruptible():
-        ((ref, layout),), (maps,) = run.layouts.items(), run.features()
+        (layout,), (maps,) = run.layouts.values(), run.features()
         saved = run.tape.layers[ref]
         saved.settle()
         weights: list[Tensor] = []
@@ -315,6 +284,9 @@ class SignedMaps:
         """Return the maps of mirrored pictures as maps of the pictures themselves.
 
         If a cell looks at one side of its part of the picture, its mirror image looks at the other side.
+
+        Raises:
+            LayerError: a mirrored picture lies elsewhere on the grid, because the model pads its input on one side.
         """
         raws: list[Tensor] = []
         for raw, placement in zip(self.raws, placements, strict=True):
@@ -322,6 +294,12 @@ class SignedMaps:
             if placement.positions:
                 places = placement.positions[-1]
                 turned = resample(turned, raw.dim() - 1, tuple(size[-1] - 1 - place for place in places[::-1]), places)
+            elif placement.extent and abs(sum(placement.extent[-1]) - 1) > 1e-6:  # more than rounding
+                instead = advice("smooth='eigen'", "--smooth eigen")
+                raise LayerError(
+                    "the model pads the picture on one side only, so the cells of its mirror image lie elsewhere; use "
+                    f"{instead}, or another layer ({listing_layers()})"
+                )
             raws.append(turned)
         return replace(self, raws=tuple(raws))
 
@@ -344,29 +322,22 @@ def signed_maps(
         for_boxes: the method for a detector's boxes, if it is another one.
         component: True to keep the first principal component of each map alone.
     """
-    methods = [method if scores.boxes is None else for_boxes or method for scores in captured.scores]
-    return [
-        _weighted_sums(captured.features, number, scores, of_target, component=component)
-        for number, (scores, of_target) in enumerate(zip(captured.scores, methods, strict=True))
-    ]
-
-
-def _weighted_sums(
-    features: Sequence[Features], number: int, scores: Scores, method: Method, *, component: bool
-) -> SignedMaps:
-    """Weight and sum the feature maps of each layer for the target with this number."""
-    raws = []
-    for maps in features:
-        given = [] if method.needs == "activations" else [maps.by_target[number]]
-        is_finished = method.needs not in ("activations", "gradients", "head")
-        weights = given[0] if is_finished else method.weigh(maps.activations, *given)
-        check_weights(method, weights, maps.activations)
-        if component:
-            weights = component_weights(method.name, weights, maps.activations)
-        raws.append(weighted_sum(weights, maps.activations))
-    if method.needs == "activations":  # nothing tells whether the score depends on the layer
-        influenced = torch.ones(len(scores.values), dtype=torch.bool)
-    else:
-        influences = (maps.by_target[number].flatten(1).any(1) for maps in features)
-        influenced = functools.reduce(torch.logical_or, influences)
-    return SignedMaps(method, tuple(raws), influenced)
+    found: list[SignedMaps] = []
+    for number, scores in enumerate(captured.scores):
+        used = method if scores.boxes is None else for_boxes or method
+        is_finished = used.needs not in ("activations", "gradients", "head")
+        raws: list[Tensor] = []
+        for maps in captured.features:
+            given = [] if used.needs == "activations" else [maps.by_target[number]]
+            weights = given[0] if is_finished else used.weigh(maps.activations, *given)
+            check_weights(used, weights, maps.activations)
+            if component:
+                weights = component_weights(used.name, weights, maps.activations)
+            raws.append(weighted_sum(weights, maps.activations))
+        if used.needs == "activations":  # nothing tells whether the score depends on the layer
+            influenced = torch.ones(len(scores.values), dtype=torch.bool)
+        else:
+            influences = (maps.by_target[number].flatten(1).any(1) for maps in captured.features)
+            influenced = functools.reduce(torch.logical_or, influences)
+        found.append(SignedMaps(used, tuple(raws), influenced))
+    return found

@@ -19,12 +19,12 @@ from camkit.drawing.text import AMBER, GREY, Canvas, wrapped
 from camkit.errors import ImageError, InputError, LayerError, MethodError, OutputError, TargetError
 from camkit.explaining.explainer import Explainer
 from camkit.explaining.explanation import Explanation, finite_or_none
-from camkit.images.files import check_folder, write_file
+from camkit.images.files import check_folder, write_picture
 from camkit.images.read import open_picture
 from camkit.kit.wording import counted
 from camkit.layers.names import Layers, find_layers, named_layers
 from camkit.methods import Method, find_method, known_method
-from camkit.methods.registry import NAMES_OF_REFERENCES, MethodLike
+from camkit.methods.registry import MethodLike
 from camkit.metrics.evaluator import Evaluator, Metric, OfModel, Value, find_metric
 from camkit.models import black_box_in
 from camkit.tables import Rows, markdown_table
@@ -62,12 +62,9 @@ QUICK = "top-loss"
 """The usual metric. It reads nothing but the map, so equal maps have equal values."""
 
 
-_SIDE, _LETTERS, _ACROSS = 256, 21, 7
-"""The side of a map and the height of letters on a sheet, and the most maps in a row: the sheet is then no wider than a
-slide of 1920 pixels, on which the letters have 11 points."""
-
-_MOST_LINES = 9
-"""The most lines of a text on a sheet."""
+_SIDE, _LETTERS, _ACROSS, _MOST_LINES = 256, 21, 7, 9
+"""The side of a map, the height of letters and the most lines of a text on a sheet, and the most maps in a row: the
+sheet is then no wider than a slide of 1920 pixels, on which the letters have 11 points."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,13 +174,15 @@ class ComparedPicture:
     @property
     def about(self) -> str:
         """What the model says of the picture, and the numbers of the reference maps, as a sentence."""
-        parts = [f"{Path(self.source).name}: {_with_percent(self.label, self.probability)}"]
-        parts += [f"model's answer: {self.answers}"] * (self.answer is not None)
-        parts += [f"layer {self.layer}"] * bool(self.layer)
-        parts += [
-            f"{REFERENCE_TITLES[name]}: {value_words(value).removeprefix(f'{value.metric} ')}"
-            for name, value in self.by_chance.items()
-            if value.number is not None
+        parts = [
+            f"{Path(self.source).name}: {_with_percent(self.label, self.probability)}",
+            *([f"model's answer: {self.answers}"] if self.answer is not None else []),
+            *([f"layer {self.layer}"] if self.layer else []),
+            *(
+                f"{REFERENCE_TITLES[name]}: {value_words(value).removeprefix(f'{value.metric} ')}"
+                for name, value in self.by_chance.items()
+                if value.number is not None
+            ),
         ]
         return f"{'; '.join(parts)}."
 
@@ -191,15 +190,14 @@ class ComparedPicture:
         """Return the picture and its maps as a sheet shows them."""
         tiles = [Tile(self.first.overlay(style="overlay", alpha=0.0, scale="each"), "the picture")]
         for compared in self.maps:
-            words = f"the same as {compared.same_as}" if compared.same_as else compared.words
-            if compared.same_as or compared.explanation is None:
-                canvas = Canvas(_SIDE, _SIDE)
-                for number, line in enumerate(wrapped(words, _SIDE, _LETTERS, _MOST_LINES)):
-                    canvas.text(0, (number + 1) * 1.3 * _LETTERS, line, size=_LETTERS, colour=AMBER)
-                tiles.append(Tile(canvas.pixels(), compared.title))
-            else:
+            if compared.explanation is not None and not compared.same_as:
                 pixels = compared.explanation.overlay(colormap=colormap, alpha=alpha, scale="each")
-                tiles.append(Tile(pixels, compared.title, words, GREY))
+                tiles.append(Tile(pixels, compared.title, compared.words, GREY))
+                continue
+            canvas, words = Canvas(_SIDE, _SIDE), compared.reason or f"the same as {compared.same_as}"
+            for number, line in enumerate(wrapped(words, _SIDE, _LETTERS, _MOST_LINES), start=1):
+                canvas.text(0, number * 1.3 * _LETTERS, line, size=_LETTERS, colour=AMBER)
+            tiles.append(Tile(canvas.pixels(), compared.title))
         return tiles
 
 
@@ -231,9 +229,9 @@ class Comparison(OfModel[ComparedPicture]):
         headings += [f"({REFERENCE_TITLES[name]})" for name in first.by_chance]
         rows = []
         for row in self.rows:
-            name = Path(row.source).name
-            words = [compared.words for compared in row.maps] + list(map(value_words, row.by_chance.values()))
-            rows.append([cell.replace("|", "\\|") for cell in (f"{name}: {row.label}", row.layer, *words)])
+            words = (*(compared.words for compared in row.maps), *map(value_words, row.by_chance.values()))
+            cells = (f"{Path(row.source).name}: {row.label}", row.layer, *words)
+            rows.append([cell.replace("|", "\\|") for cell in cells])
         return markdown_table(headings, rows)
 
     def sheet(self, *, colormap: str = "turbo", alpha: float = 0.5) -> Pixels:
@@ -270,9 +268,7 @@ class Comparison(OfModel[ComparedPicture]):
             OutputError: the file cannot be written, its type is unknown, or this type cannot be as high as the sheet.
         """
         check_sheet_file(path)
-        path = Path(path)
-        write_file(path, encode(self.sheet(colormap=colormap, alpha=alpha), path.suffix))
-        return path
+        return write_picture(path, self.sheet(colormap=colormap, alpha=alpha))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as plain JSON values, without the maps themselves."""
@@ -287,8 +283,7 @@ class Comparison(OfModel[ComparedPicture]):
 
     def __repr__(self) -> str:
         """Return a line with the number of methods, pictures and layers."""
-        pictures = len({row.source for row in self.rows})
-        layers = len({row.layer for row in self.rows})
+        pictures, layers = len({row.source for row in self.rows}), len({row.layer for row in self.rows})
         at = f" at {layers} layers" if layers > 1 else ""
         return f"<Comparison of {counted(len(self.rows[0].maps), 'method')} on {counted(pictures, 'picture')}{at}>"
 
@@ -387,13 +382,13 @@ def prepared(
         InputError: the list is empty; the model is an Explainer, which has options of its own; or an option is wrong.
         MethodError: a method is unknown, or two different ones have the same name, such as two variants of "rise".
     """
-    several: Iterable[Any] = [name for name in usual if known_method(name) is not None] if methods is None else methods  # type: ignore[assignment]
+    several: Any = usual if methods is None else methods
     if isinstance(several, (str, Method)) or not isinstance(several, Iterable):
         several = [several]
     chosen: list[Method] = []
     for method in map(find_method, several):
         if method not in chosen:
-            if method.name in {*NAMES_OF_REFERENCES, *(other.name for other in chosen)}:
+            if method.name in {*REFERENCE_TITLES, *(other.name for other in chosen)}:
                 raise MethodError(
                     f"a method cannot be called {method.name!r}, because judge has a row of that name; give it another "
                     "name with camkit.register_method"
@@ -454,20 +449,19 @@ def _maps(
     Equal maps are found, and judged once if the metric only reads the map. On a network that ends in a mean and one
     linear layer, Grad-CAM, HiResCAM and ShapleyCAM are the same.
     """
-    failures = (MethodError, LayerError, TargetError)
     shared: dict[str, Explanation] = {}
     sharing = [method for method in methods if method.shares_pass]
-    with suppress(*failures):
+    with suppress(MethodError, LayerError, TargetError):
         if sharing:
             together = explainer.using(sharing[0], layer).by_methods(picture, sharing, evaluator.target)
-            shared = {method.name: each for method, each in zip(sharing, together, strict=True)}
+            shared = {each.method: each for each in together}
     maps: list[ComparedMap] = []
     known: list[tuple[torch.Tensor, ComparedMap]] = []
     for method in methods:
         try:
             using = explainer.using(method, layer if method.layer else None)
             found = shared.get(method.name) or using(picture, evaluator.target)
-        except failures as error:
+        except (MethodError, LayerError, TargetError) as error:
             maps.append(ComparedMap(method.name, None, reason=str(error)))
             continue
         heat = evaluator.heat(found)

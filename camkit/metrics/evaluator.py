@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -20,9 +19,10 @@ from torch import Tensor, nn
 from camkit.engine.heatmap import cell_means, enlarge
 from camkit.errors import InputError, LayerError, did_you_mean, whole_number
 from camkit.explaining.explainer import Explainer
-from camkit.explaining.explanation import Choices, Explanation
+from camkit.explaining.explanation import Explanation
 from camkit.images.filling import fill_linearly, fill_smoothly
 from camkit.layers.names import find_layers
+from camkit.methods.registry import check_name
 from camkit.tables import Rows, Tabular, markdown_table
 from camkit.targets import Target
 from camkit.targets.places import names_cells
@@ -290,19 +290,20 @@ class Evaluator:
             "random": functools.partial(_random_for, self.seed),
             "centre": lambda picture: centred_map(tuple(picture.shape[1:])),
         }
-        problems: dict[str, UndefinedError] = {}
+        best, problem = 0, None
         if colour:
             colours = colours_of(self.picture)
             halves = torch.cat([hot_sets(colour_map(self.picture, each), [0.5]) for each in colours])
             try:
                 best = int((self.without(~halves, "blur") - self.without(halves, "blur")).argmax())
             except UndefinedError as error:  # the model has no score for a changed picture
-                problems["colour"], best = error, 0
+                problem = error
             makers["colour"] = functools.partial(colour_map, colour=colours[best])
-        return {
-            name: Heat(make(self.picture), name, remake=functools.partial(_remade, make), problem=problems.get(name))
+        found = {
+            name: Heat(make(self.picture), name, remake=functools.partial(_remade, make))
             for name, make in makers.items()
         }
+        return found if problem is None else {**found, "colour": replace(found["colour"], problem=problem)}
 
     def heat(self, given: MapLike) -> Heat:
         """Return a map as metrics read it.
@@ -313,31 +314,32 @@ class Evaluator:
         Raises:
             InputError: the map is not one of this picture and target, or no map of real numbers.
         """
+        wanted = "x".join(map(str, self.size))
         if isinstance(given, Explanation):
             mine = self.scores.answer.indices
             if given.target is not None and mine is not None and given.target != mine[0]:
                 raise InputError(
                     f"the explanation is of class {given.target}, and class {mine[0]} is judged; pass target"
                 )
-        if isinstance(given, (Heat, Explanation)):
-            own = tuple(given.values.shape) if isinstance(given, Heat) else given.maps.size
-            if own != self.size:
+            given = _of_explanation(given, self.explainer, self.target)
+        elif not isinstance(given, Heat):
+            values = real_values(given, "a map is an explanation or an array")
+            if values.dim() != len(self.size) or not values.numel():
                 raise InputError(
-                    f"the map is for an input of {'x'.join(map(str, own))}, but this picture's input is "
-                    f"{'x'.join(map(str, self.size))}; pass the picture that was explained, or the map as an array"
+                    f"the map has shape {tuple(values.shape)}, and the model's input has size {wanted}; pass a map "
+                    f"with {len(self.size)} axes"
                 )
-        if isinstance(given, Heat):
-            return given if given.problem is not None else replace(given, problem=_problem(given.values))
-        if isinstance(given, Explanation):
-            return _of_explanation(given, self.explainer, self.target)
-        values = real_values(given, "a map is an explanation or an array")
-        if values.dim() != len(self.size) or not values.numel():
+            given = Heat(values if tuple(values.shape) == self.size else enlarge(values[None], self.size)[0])
+        if tuple(given.values.shape) != self.size:
             raise InputError(
-                f"the map has shape {tuple(values.shape)}, and the model's input has size "
-                f"{'x'.join(map(str, self.size))}; pass a map with {len(self.size)} axes"
+                f"the map is for an input of {'x'.join(map(str, given.values.shape))}, but this picture's input is "
+                f"{wanted}; pass the picture that was explained, or the map as an array"
             )
-        enlarged = values if tuple(values.shape) == self.size else enlarge(values[None], self.size)[0]
-        return Heat(enlarged, problem=_problem(values))
+        if given.problem is None and not bool(torch.isfinite(given.values).all()):
+            return replace(given, problem=UndefinedError("non_finite", "the map contains NaN or infinity"))
+        if given.problem is None and not bool(given.values.any()):
+            return replace(given, problem=UndefinedError("empty_map", "the map is zero everywhere"))
+        return given
 
     def _value(self, metric: Metric, heat: Heat) -> Value:
         fill = metric.fill and (self.fill or metric.fill)
@@ -437,7 +439,7 @@ class Evaluator:
         between = self.without(~sets if kept else sets, fill)
         ends = (self.emptied(fill), self.confidence)
         first, last = ends if kept else ends[::-1]
-        return Curve.through(sets, np.concatenate([[first], between, [last]]))
+        return Curve(sets, np.concatenate([[first], between, [last]]))
 
 
 def _chosen(metrics: str | Iterable[str] | None) -> list[Metric]:
@@ -445,23 +447,21 @@ def _chosen(metrics: str | Iterable[str] | None) -> list[Metric]:
     return [find_metric(name) for name in names]
 
 
-@dataclass(frozen=True, eq=False)
 class Curve:
     """The model's confidence along the hot sets of a map, from the empty set to all cells.
+
+    Args:
+        sets: the hot sets between these two.
+        scores: the confidence for each set, the empty one and that of all cells included.
 
     Attributes:
         shares: the share of the cells in each hot set, from 0 to 1.
         scores: the confidence for each.
     """
 
-    shares: Float[np.ndarray, " k"]
-    scores: Float[np.ndarray, " k"]
-
-    @classmethod
-    def through(cls, sets: Bool[Tensor, "k *size"], scores: Float[np.ndarray, " k+2"]) -> Curve:
-        """Return the curve through the empty set, some sets and that of all cells, from the score of each."""
+    def __init__(self, sets: Bool[Tensor, "k *size"], scores: Float[np.ndarray, " k+2"]) -> None:
         shares = sets.flatten(1).double().mean(1).numpy()
-        return cls(np.concatenate([[0.0], shares, [1.0]]), scores)
+        self.shares, self.scores = np.concatenate([[0.0], shares, [1.0]]), scores
 
     @property
     def area(self) -> float:
@@ -607,30 +607,22 @@ def real_values(given: object, what: str) -> Float[Tensor, "..."]:
     raise InputError(f"{what} of real numbers, not of {getattr(given, 'dtype', type(given).__name__)}")
 
 
-def _problem(values: Tensor) -> UndefinedError | None:
-    if not bool(torch.isfinite(values).all()):
-        return UndefinedError("non_finite", "the map contains NaN or infinity")
-    return None if bool(values.any()) else UndefinedError("empty_map", "the map is zero everywhere")
-
-
 def _of_explanation(explanation: Explanation, explainer: Explainer, target: Target) -> Heat:
+    """Return the heat of an explanation; one of a table does not say how it was made."""
     values = torch.from_numpy(np.asarray(explanation.heatmap, np.float32))
-    problem = None
+    problem = cells = remake = None
     if explanation.status == "non_finite":
         problem = UndefinedError("non_finite", "the map contains NaN or infinity")
     elif explanation.status != "ok":
         problem = UndefinedError("empty_map", f"the map is empty ({explanation.status})")
-    single = len(explanation.maps.raws) == 1 and not explanation.placement.extent
-    cells = None
-    if single and explanation.layer != str(WHOLE_MODEL):
+    is_single = len(explanation.maps.raws) == 1 and not explanation.placement.extent
+    if is_single and explanation.layer != str(WHOLE_MODEL):
         cells = torch.from_numpy(np.maximum(explanation.raw, 0))
-    made, remake = explanation.made, None
-    if made is not None:  # a table does not say how a map was made
-        kept = {name: explainer.choices.options[name] for name in ("progress", "batch_size")}
-        options = {**made.choices.options, **kept, "fuse": explanation.maps.fuse, "smooth": explanation.smooth}
-        choices = Choices(made.method, explanation.layer if made.method.layer else None, options)
-        own = target if made.target is None else made.target
-        remake = functools.partial(_made_again, explainer.choosing(choices), own)
+    if (made := explanation.made) is not None:
+        options, method = explainer.choices.options, made.choices.method
+        own = made.choices.but(progress=options["progress"], batch_size=options["batch_size"])
+        own = replace(own, target_layer=explanation.layer if method.layer else None)
+        remake = functools.partial(_made_again, explainer.choosing(own), made.target or target)
     return Heat(values, explanation.method, cells, explanation.layer, remake, problem)
 
 
@@ -647,10 +639,6 @@ def _made_again(explainer: Explainer, target: Target, pictures: Tensor, model: n
                 layers = explainer.layers
         explainer = explainer.using(target_layer=layers, model=model)
     return [torch.from_numpy(made.heatmap) for made in explainer.batch(list(pictures), target)]
-
-
-SIGMA = 0.25
-"""Standard deviation of the centred blob as a share of each side."""
 
 
 def grid_of(size: Sequence[int]) -> tuple[int, ...]:
@@ -671,14 +659,14 @@ def random_map(size: tuple[int, ...], seed: int | Sequence[int] = 0) -> Float[Te
 
 
 def centred_map(size: tuple[int, ...]) -> Float[Tensor, "*size"]:
-    """Return a Gaussian in the middle of the picture, SIGMA of each side wide; 0..1.
+    """Return a Gaussian in the middle of the picture, whose standard deviation is a quarter of each side; 0..1.
 
     Photographers put objects into the middle, so it is a strong baseline.
     """
     blob = torch.ones(())
     for side in size:
         places = (torch.arange(side) + 0.5) / side - 0.5
-        blob = blob[..., None] * torch.exp(-((places / SIGMA) ** 2) / 2)
+        blob = blob[..., None] * torch.exp(-((places / 0.25) ** 2) / 2)
     return _scaled(blob)
 
 
@@ -731,8 +719,6 @@ Better: TypeAlias = Literal["higher", "lower"]
 Space: TypeAlias = Literal["input", "features", "map", "model"]
 Measure: TypeAlias = Callable[..., float]
 """``measure(evaluator, heat)`` returns a metric's value for a map, or raises ``UndefinedError``."""
-
-_NAME = re.compile(r"[\w-]+")
 
 
 @dataclass(frozen=True)
@@ -794,7 +780,7 @@ def register_metric(
     number. It raises ``camkit.metrics.UndefinedError`` if there is none.
 
     Args:
-        name: what ``metrics=`` takes: letters, digits, ``-`` and ``_``.
+        name: what ``metrics=`` takes: letters, digits, ``+``, ``-``, ``_`` and ``.``.
         title, summary, paper, better, space, cost, faithful, fill, needs_region: as in ``Metric``.
         replace: allow a name that is taken, for example when a notebook cell runs again.
 
@@ -808,13 +794,10 @@ def register_metric(
         ...     return float(heat.values.max() / heat.values.sum())
         >>> del metrics.METRICS["peak-share"]  # forgets it again
     """
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InputError(f"the name of a metric consists of letters, digits, '-' and '_', not {name!r}")
+    check_name(name, "metric", InputError, taken=name in METRICS and not replace)
     for argument, value, kind in (("better", better, Better), ("space", space, Space)):
         if value not in get_args(kind):
             raise InputError(f"metric {name!r}: {argument} must be one of {', '.join(get_args(kind))}, not {value!r}")
-    if name in METRICS and not replace:
-        raise InputError(f"there is already a metric {name!r}; choose another name, or pass replace=True")
 
     def add(function: Measure) -> Measure:
         METRICS[name] = Metric(
@@ -861,15 +844,6 @@ ValueStatus: TypeAlias = Literal[
     "ok", "empty_map", "constant_map", "non_finite", "needs_method", "needs_region", "undefined"
 ]
 
-_WORDS = {
-    "empty_map": "empty map",
-    "constant_map": "constant map",
-    "non_finite": "not finite",
-    "needs_method": "needs the method",
-    "needs_region": "needs a region",
-    "undefined": "undefined",
-}
-
 
 class UndefinedError(Exception):
     """A metric has no value for a map; it becomes the status of a ``Value``, and no error.
@@ -907,7 +881,9 @@ class Value:
 
     def __str__(self) -> str:
         """Return the number with three digits, or the status in words."""
-        return _WORDS[self.status] if self.number is None else f"{self.number:.3f}"
+        words = {"non_finite": "not finite", "needs_method": "needs the method", "needs_region": "needs a region"}
+        said = words.get(self.status, self.status.replace("_", " "))
+        return said if self.number is None else f"{self.number:.3f}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the value as plain JSON values."""
@@ -1006,8 +982,7 @@ def evaluate(
             raise InputError(
                 f"the explanation of {given.name!r} ({given.quantity}) is not of a single class; pass its target"
             )
-        kept = None if given.made is None else given.made.target
-        target = given.target if kept is None else kept
+        target = given.target if given.made is None else given.made.target or given.target
     return Evaluator(model, picture, target, **options)(given, metrics)
 
 

@@ -28,7 +28,7 @@ from camkit.engine.heatmap import cell_means
 from camkit.errors import LayerError, MethodError
 from camkit.images.filling import POINTING_TOLERANCE, dilated
 from camkit.methods import Method, WeightFunction
-from camkit.methods.activations import KeptMaps
+from camkit.methods.feature_maps import KeptMaps
 from camkit.metrics.evaluator import (
     Curve,
     Evaluator,
@@ -282,7 +282,7 @@ def _measured(evaluator: Evaluator, heat: Heat, emptied: Float[Tensor, "1 c *gri
             raise UndefinedError("non_finite", "the model's score of changed feature maps is NaN or infinite")
         with_sets, without = np.split(scores, [len(sets) + 2])
         removed = np.concatenate([with_sets[-1:], without, with_sets[:1]])
-        curves.extend(Curve.through(sets, along) for along in (with_sets, removed))
+        curves.extend(Curve(sets, along) for along in (with_sets, removed))
         return torch.zeros_like(activations[:, 0])  # this map has no meaning
 
     explanation = _explainer(evaluator, "scores", weigh)(evaluator.scores.picture, evaluator.scores.confidence_target)
@@ -403,8 +403,10 @@ def coherency(evaluator: Evaluator, heat: Heat) -> float:
     Raises:
         UndefinedError: the map is empty, one of the two is the same everywhere, or it is not known how it was made.
     """
-    again = heat.made_anew((evaluator.picture * heat.unit)[None])[0]
-    return (1 + correlation(heat.unit, again)) / 2
+    again = correlation(heat.unit, heat.made_anew((evaluator.picture * heat.unit)[None])[0])
+    if again is None:
+        raise UndefinedError("undefined", "a map that is the same everywhere has no correlation with another")
+    return (1 + again) / 2
 
 
 @register_metric(
@@ -429,15 +431,20 @@ def adcc(evaluator: Evaluator, heat: Heat) -> float:
     return 0.0 if min(parts) <= 0 else 3 / sum(1 / part for part in parts)
 
 
-def correlation(first: Float[Tensor, "*size"], second: Float[Tensor, "*size"]) -> float:
-    """Return Pearson's correlation of two maps.
+def correlation(
+    first: Float[Tensor, "*size"], second: Float[Tensor, "*size"], *, of_ranks: bool = False
+) -> float | None:
+    """Return Pearson's correlation of two maps, or Spearman's, with equal values at their mean rank.
 
-    Raises:
-        UndefinedError: one of them is the same everywhere.
+    None if one of them is the same everywhere.
     """
     one, other = (values.double().flatten().numpy() for values in (first, second))
     if one.min() == one.max() or other.min() == other.max():
-        raise UndefinedError("undefined", "a map that is the same everywhere has no correlation with another")
+        return None
+    if of_ranks:
+        from scipy.stats import rankdata  # noqa: PLC0415 - it takes a second to import, and few metrics need it
+
+        one, other = rankdata(one), rankdata(other)
     return float(np.corrcoef(one, other)[0, 1])
 
 
@@ -491,7 +498,6 @@ BINS = 100
 """Bins of the histogram whose entropy is a map's complexity: fine enough for 256 levels of heat, and few enough for the
 smallest inputs."""
 
-_ADEBAYO = "Adebayo et al. 2018, Sanity Checks for Saliency Maps, arXiv:1810.03292"
 _HEDSTROEM = "Hedström et al. 2024, A Fresh Look at Sanity Checks for Saliency Maps, arXiv:2405.02383"
 
 
@@ -499,7 +505,7 @@ _HEDSTROEM = "Hedström et al. 2024, A Fresh Look at Sanity Checks for Saliency 
     "mprt",
     title="MPRT",
     summary="rank correlation with the maps of weights that are shuffled from the output to the input",
-    paper=_ADEBAYO,
+    paper="Adebayo et al. 2018, Sanity Checks for Saliency Maps, arXiv:1810.03292",
     better="lower",
     space="model",
     cost=f"{STEPS} maps, and a copy of the model",
@@ -513,10 +519,7 @@ def mprt(evaluator: Evaluator, heat: Heat) -> float:
     Raises:
         UndefinedError: all maps are constant, it is not known how the map was made, or the model cannot be copied.
     """
-    picture = evaluator.picture[None]
-    return _mean_correlation(
-        heat.values, (heat.made_anew(picture, model)[0] for model in _cascade(evaluator, heat, STEPS))
-    )
+    return _over_the_cascade(evaluator, heat, heat.values, evaluator.picture[None])
 
 
 @register_metric(
@@ -542,8 +545,7 @@ def smooth_mprt(evaluator: Evaluator, heat: Heat) -> float:
     # Standard deviation of that noise, as a share of the picture's: SmoothGrad recommends 0.1 to 0.2 of the range of
     # values, which is 4 to 5 standard deviations, but maps of CAM methods are smooth already
     noisy = picture + 0.1 * picture.std(unbiased=False) * torch.from_numpy(draws)
-    base = _mean(heat.made_anew(noisy))
-    return _mean_correlation(base, (_mean(heat.made_anew(noisy, model)) for model in _cascade(evaluator, heat, STEPS)))
+    return _over_the_cascade(evaluator, heat, torch.stack(heat.made_anew(noisy)).mean(0), noisy)
 
 
 @register_metric(
@@ -581,23 +583,11 @@ def entropy(heat: Float[Tensor, "*size"]) -> float:
     return float(-(shares * np.log(shares)).sum())
 
 
-def rank_correlation(first: Float[Tensor, "*size"], second: Float[Tensor, "*size"]) -> float | None:
-    """Return Spearman's correlation of two maps, equal values at their mean rank; None if one is constant."""
-    from scipy.stats import rankdata  # noqa: PLC0415 - it takes a second to import, and few metrics need it
-
-    if bool((first == first.flatten()[0]).all()) or bool((second == second.flatten()[0]).all()):
-        return None
-    one, other = (rankdata(values.flatten().numpy()) for values in (first, second))
-    return float(np.corrcoef(one, other)[0, 1])
-
-
-def _mean(maps: list[Tensor]) -> Float[Tensor, "*size"]:
-    return torch.stack(maps).mean(0)
-
-
-def _mean_correlation(base: Tensor, maps: Iterator[Tensor]) -> float:
-    correlations = [rank_correlation(base, made) for made in maps]
-    defined = [value for value in correlations if value is not None]
+def _over_the_cascade(evaluator: Evaluator, heat: Heat, base: Tensor, pictures: Float[Tensor, "n c *size"]) -> float:
+    """Return the mean rank correlation of a map with the mean maps of some pictures, after each step of the cascade."""
+    models = _cascade(evaluator, heat, STEPS)
+    maps = (torch.stack(heat.made_anew(pictures, model)).mean(0) for model in models)
+    defined = [found for made in maps if (found := correlation(base, made, of_ranks=True)) is not None]
     if not defined:
         raise UndefinedError("undefined", "the maps of the shuffled weights are all empty, or the map is constant")
     return float(np.mean(defined))

@@ -25,7 +25,6 @@ from camkit.errors import (
     InputError,
     LayerError,
     MethodError,
-    OutputError,
     TargetError,
     as_markdown,
     printable,
@@ -60,10 +59,6 @@ DECIDING = ("srg", "adcc", "feature-srg")
 
 _MEASURED = (*DECIDING, "insertion", "deletion", "average-drop", "complexity")
 """The columns: the metrics that decide, and their parts."""
-
-_RANDOMISED = "mprt"
-"""The metric that tells whether a map changes with the weights."""
-
 
 _FILL = "blur"
 """The fill for removed pixels in all metrics. With one fill, SRG is exactly insertion minus deletion, and the three
@@ -240,9 +235,6 @@ class MethodJudgement(OfModel[JudgedRow]):
         Raises:
             OutputError: a file cannot be written.
         """
-        folder = Path(folder)
-        if folder.exists() and not folder.is_dir():
-            raise OutputError(f"{folder} is a file; the reports need a folder")
         parts = [
             f"# Which method to trust on {as_markdown(self.model)}",
             as_markdown(self.recommendation.sentence),
@@ -251,10 +243,11 @@ class MethodJudgement(OfModel[JudgedRow]):
             "\n".join(f"- {as_markdown(note)}" for note in (*self.notes, *HOW_TO_READ[1:])),
             f"Made by camkit {VERSION}.",
         ]
-        write_file(folder / "judge.json", json.dumps(self.to_dict(), indent=1, allow_nan=False).encode())
-        write_file(folder / "judge.md", ("\n\n".join(parts) + "\n").encode())
-        write_file(folder / "judge.html", self._rendered("judge.html").encode())
-        return folder / "judge.html"
+        as_json = json.dumps(self.to_dict(), indent=1, allow_nan=False)
+        texts = (self._rendered("judge.html"), as_json, "\n\n".join(parts) + "\n")
+        for name, text in zip(REPORTS, texts, strict=True):
+            write_file(Path(folder) / name, text.encode())
+        return Path(folder) / "judge.html"
 
     def _rendered(self, template: str) -> str:
         return (
@@ -433,12 +426,11 @@ def _refuse_few(usable: int, rows: int, unreadable: Mapping[str, str]) -> None:
     if usable >= fewest:
         return
     reasons = list(dict.fromkeys(unreadable.values()))
-    if not usable and len(reasons) == 1:
-        raise InputError(reasons[0])
-    raise InputError(
+    few = (
         f"{counted(usable, 'picture')} can be used, but judging {counted(rows, 'map')} of each takes {fewest} or more"
         f"{'; ' if reasons else ''}{''.join(reasons[:1])}"
     )
+    raise InputError(reasons[0] if not usable and len(reasons) == 1 else few)
 
 
 class _Map(NamedTuple):
@@ -461,8 +453,8 @@ def _measured(evaluator: Evaluator, picture: Any, method: Method, layer: Layers 
     seconds = time.perf_counter() - start
     # The number of pictures on which the weights are shuffled. Each needs 8 maps of each method, and the values vary
     # little.
-    shuffled = sum(each.values.get(_RANDOMISED) is not None for each in earlier) < 4
-    values = evaluator(found, [*_MEASURED, _RANDOMISED] if shuffled else _MEASURED).numbers()
+    shuffled = sum(each.values.get("mprt") is not None for each in earlier) < 4
+    values = evaluator(found, [*_MEASURED, "mprt"] if shuffled else _MEASURED).numbers()
     return _Map(values, found.layer, seconds, found.status != "ok")
 
 
@@ -472,7 +464,7 @@ def _row(
     """Return the row of a method, or of a reference map; ``plain`` is the time of a plain pass."""
     made = [each for each in maps if not each.failure]
     failures = [each.failure for each in maps if each.failure]
-    shuffled = [value for each in made if (value := each.values.get(_RANDOMISED)) is not None]
+    shuffled = [value for each in made if (value := each.values.get("mprt")) is not None]
     cost = float(np.median([each.seconds for each in made])) / plain if made else float("nan")
     return JudgedRow(
         name,

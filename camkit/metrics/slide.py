@@ -11,12 +11,12 @@ import cv2
 import numpy as np
 import torch
 
-from camkit.drawing.encode import as_html, as_pdf, encode
+from camkit.drawing.encode import as_html, as_pdf
 from camkit.drawing.figure import percent
 from camkit.drawing.text import GREY, INK, Canvas, SvgCanvas, wrapped
 from camkit.errors import ImageError, InputError, advice
 from camkit.explaining.explanation import Explanation
-from camkit.images.files import write_file
+from camkit.images.files import write_file, write_picture
 from camkit.images.prepare import as_pixels
 from camkit.images.read import open_picture
 from camkit.kit.wording import listed
@@ -37,11 +37,6 @@ _WIDTH, _HEIGHT = 1920, 1080
 _MARGIN, _GAP = 60, 30
 _TITLE, _TEXT, _SENTENCE = 30, 24, 38
 _LEADING = 1.35
-_ACROSS = 4
-"""The most pictures beside each other: more would be too small to see from the back of a room."""
-
-_MOST_TARGETS = 5
-"""With the picture, six panels in two rows; more would be too small."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +81,8 @@ class Slide:
     def _places(self, space: float, text: int) -> tuple[int, int, float]:
         """Return how many panels stand in a row, and a panel's width and height, so that the pictures are largest."""
         places: list[tuple[int, int, float]] = []
-        for columns in range(1, min(len(self.panels), _ACROSS) + 1):
+        # More than 4 pictures beside each other would be too small to see from the back of a room
+        for columns in range(1, min(len(self.panels), 4) + 1):
             width = (_WIDTH - 2 * _MARGIN - _GAP * (columns - 1)) // columns
             places.append((columns, width, space / -(-len(self.panels) // columns)))
         return max(
@@ -108,7 +104,7 @@ class Slide:
             # Pixels of an inch in a PDF: the page is then 13.3 x 7.5 inches, the usual size of a wide slide
             contents = as_pdf(self.draw(), 144)
         else:
-            contents = encode(self.draw(), path.suffix or ".png")
+            return write_picture(path, self.draw())
         write_file(path, contents)
         return path
 
@@ -177,15 +173,8 @@ def slide(
         share = float(hot.double().mean())
         hottest = "hottest fifth" if round(share, 2) == HOTTEST else f"hottest {percent(share)}"
     before, after = (float(score) for score in evaluator.scored(torch.stack([evaluator.picture, blurred])))
-    panels = [_first_panel(answer)]
-    panels += [
-        (
-            ("What speaks for the answer", "What speaks for the true class", "Answer rather than true class")[number],
-            row.overlay(scale="each"),
-            _words_of(row),
-        )
-        for number, row in enumerate(found)
-    ]
+    titles = ("What speaks for the answer", "What speaks for the true class", "Answer rather than true class")
+    panels = _panels(found, titles)
     pixels = as_pixels(blurred[None])
     if pixels is not None and answer.status == "ok":
         words = f"Blurred where most speaks for {answer.name}: {_value(answer, after)}."
@@ -196,23 +185,24 @@ def slide(
 
 def _of_targets(explainer: Explainer, picture: ImageLike, targets: list[TargetLike]) -> Slide:
     found = explainer.batch([picture], target=targets)
-    if not 1 <= len(found) <= _MOST_TARGETS:
-        raise InputError(f"a slide shows 1 to {_MOST_TARGETS} targets, not {len(found)}")
-    panels = [_first_panel(found[0])]
+    if not 1 <= len(found) <= 5:  # with the picture, six panels in two rows; more would be too small
+        raise InputError(f"a slide shows 1 to 5 targets, not {len(found)}")
     shares = ["" if row.probability is None else f" ({percent(row.probability)})" for row in found]
-    panels += [
-        (f"{row.name}{share}", row.overlay(scale="each"), _words_of(row))
-        for row, share in zip(found, shares, strict=True)
-    ]
+    panels = _panels(found, [f"{row.name}{share}" for row, share in zip(found, shares, strict=True)])
     score = float(found[0].score if found[0].probability is None else found[0].probability)
     sentence = f"{explainer.name}: what speaks for {listed([row.name for row in found])}."
     return Slide(tuple(panels), sentence, tuple(found), score, None)
 
 
-def _first_panel(row: Explanation) -> tuple[str, Pixels, str]:
-    if row.picture is None or row.heatmap.ndim != 2:
+def _panels(found: Sequence[Explanation], titles: Sequence[str]) -> list[tuple[str, Pixels, str]]:
+    """Return the picture, and the heat of each explanation under its title."""
+    if found[0].picture is None or found[0].heatmap.ndim != 2:
         raise ImageError("a slide shows pictures, grey or RGB; this input is not one")
-    return "The picture", row.picture, Path(row.source).name
+    panels = [("The picture", found[0].picture, Path(found[0].source).name)]
+    for row, title in zip(found, titles, strict=False):
+        words = row.meaning() if row.status == "ok" else f"Nothing speaks for {row.name}."
+        panels.append((title, row.overlay(scale="each"), words))
+    return panels
 
 
 def _value(answer: Explanation, score: float) -> str:
@@ -228,10 +218,6 @@ def _sentence(model: str, found: Sequence[Explanation], before: float, after: fl
     then = _value(answer, after)
     verb = "stays at" if then == _value(answer, before) else "falls to" if after < before else "rises to"
     return f"{said} Without the {hottest}, {answer.name} {verb} {then}."
-
-
-def _words_of(row: Explanation) -> str:
-    return row.meaning() if row.status == "ok" else f"Nothing speaks for {row.name}."
 
 
 def _ratio(pixels: Pixels, width: int, height: float | int) -> float:

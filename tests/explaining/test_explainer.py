@@ -96,10 +96,10 @@ def test_it_returns_what_explain_returns() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda e: e([picture(), picture()]), ImageError, "explains one picture"),
-        (lambda e: e(torch.zeros(2, 3, SIZE, SIZE)), ImageError, "explains one picture"),
-        (lambda e: e(picture(), target=[0, 1]), TargetError, "explains one target"),
-        (lambda e: e(picture(), target=camkit.targets.above(0.1)), TargetError, "explains one target"),
+        (lambda e: e([picture(), picture()]), ImageError, "takes one picture"),
+        (lambda e: e(torch.zeros(2, 3, SIZE, SIZE)), ImageError, "takes one picture"),
+        (lambda e: e(picture(), target=[0, 1]), TargetError, "takes one target"),
+        (lambda e: e(picture(), target=camkit.targets.above(0.1)), TargetError, "takes one target"),
         (lambda e: e.batch([picture()], batch_size=0), InputError, "batch_size"),
         (lambda e: e.batch([picture(), "nowhere.png"]), ImageError, "there is no file nowhere.png"),
         (lambda e: e.layer, LayerError, "first picture"),

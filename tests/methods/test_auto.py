@@ -118,16 +118,6 @@ def test_attention_comes_first_if_convolutions_run_before_it() -> None:
     assert camkit.explain(model, picture(112), target=1).method == "chefer"
 
 
-@pytest.mark.extended
-def test_a_batch_gives_the_maps_of_single_pictures() -> None:
-    model = network("timm:test_vit")
-    images = torch.stack([picture(160), picture(160).flip(2)])
-    together = camkit.explain(model, images, target=[1, 2], method="auto")
-    assert [each.method for each in together] == ["chefer"] * 4
-    alone = camkit.explain(model, images[1], target=2, method="auto")
-    np.testing.assert_allclose(together[3].raw, alone.raw, rtol=1e-4, atol=1e-6)
-
-
 def test_the_name_is_reserved_and_shares_no_pass() -> None:
     with pytest.raises(MethodError, match="'auto'"):
         camkit.register_method("auto")

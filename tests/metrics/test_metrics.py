@@ -42,7 +42,7 @@ from camkit.metrics.evaluator import (
     hot_sets,
     random_map,
 )
-from camkit.metrics.faithfulness import BINS, RADIUS, ROAD_SHARES, SAMPLES, SMOOTH_SAMPLES, entropy, rank_correlation
+from camkit.metrics.faithfulness import BINS, RADIUS, ROAD_SHARES, SAMPLES, SMOOTH_SAMPLES
 from camkit.models.modules import shuffle_weights
 
 SIZE = 16
@@ -881,7 +881,7 @@ def test_shuffling_keeps_the_values_and_the_biases() -> None:
         (lambda m, p: Evaluator(m, p, batch_size=0), "batch_size must be a whole number from 1, not 0"),
         (lambda m, p: Evaluator(m, p * torch.nan), "picture 1 holds NaN or infinite values"),
         (lambda m, p: Evaluator(m, p[:2]), "the picture has 2 channels, but the model's first convolution takes 3"),
-        (lambda m, p: Evaluator(m, p, [0, 1]), "scores_of(img, target) takes one target; call it once for each"),
+        (lambda m, p: Evaluator(m, p, [0, 1]), "this call takes one target; explainer.batch([img], targets)"),
         (lambda m, p: Evaluator(m, p, 9), "the model has classes 0 to 3"),
     ],
 )  # fmt: skip
@@ -951,40 +951,3 @@ def test_scores_of_pictures_are_those_of_the_fixed_class() -> None:
     assert torch.allclose(scores(changed), expected, atol=1e-6)
     assert scores.answer.indices == (best,)
     assert len(scores(changed[:0])) == 0
-
-
-@pytest.mark.extended
-@pytest.mark.filterwarnings("ignore")  # the peer's own
-def test_quantus_agrees_where_it_measures_the_same() -> None:
-    quantus = pytest.importorskip("quantus", reason="quantus is not installed (pip install quantus)")
-    model = small(channels=1)
-    picture = torch.randn(1, SIZE, SIZE)
-    picture -= picture.mean()  # so that the mean is 0, which quantus takes as a constant
-    heat = random_heat()
-    evaluator = Evaluator(model, picture, 1, steps=16)
-    batch = {"x_batch": picture[None].numpy(), "y_batch": np.array([1]), "a_batch": heat[None, None].numpy()}
-
-    flipping = quantus.PixelFlipping(
-        features_in_step=SIZE, normalise=False, perturb_baseline=0.0, disable_warnings=True
-    )
-    curve = evaluator.curve(evaluator.heat(heat), "mean", kept=False)
-    assert flipping(model=model, softmax=True, channel_first=True, **batch)[0] == pytest.approx(
-        curve.scores[1:], abs=1e-5
-    )
-
-    region = torch.zeros(SIZE, SIZE, dtype=torch.bool)
-    region[3:9, 2:12] = True
-    mass = quantus.RelevanceMassAccuracy(normalise=False, disable_warnings=True)
-    found = mass(model=model, s_batch=region[None, None].numpy(), channel_first=True, **batch)
-    assert found == pytest.approx([evaluate(model, heat, picture, "energy", region=region)["energy"].number], abs=1e-6)
-
-    holes = torch.rand(SIZE, SIZE) > 0.4
-    theirs = quantus.noisy_linear_imputation(picture.double().numpy(), np.flatnonzero(holes.numpy()), 0.0)
-    assert np.abs(theirs - fill_linearly(picture.double(), holes, 1e-8).numpy()).max() < 1e-5
-
-    other = random_heat(1, levels=4)
-    assert quantus.correlation_spearman(heat.numpy().ravel(), other.numpy().ravel()) == pytest.approx(
-        rank_correlation(heat, other), abs=1e-6
-    )
-    complexity = quantus.functions.complexity_func.discrete_entropy(heat.numpy(), heat.numpy())
-    assert complexity == pytest.approx(entropy(heat), abs=1e-6)

@@ -1,7 +1,11 @@
-"""The methods that run the whole model on changed pictures.
+"""The methods that run the head on changed feature maps, or the whole model on changed pictures.
 
-Each takes the feature maps of one picture (1, C, *grid), or for RISE the picture itself, and a function that returns
-the scores (T, M) of changed pictures for T targets. Each returns a row for each target. A picture is masked by
+Those of the head, the part of the model after the layer, take the feature maps of one picture (1, C, *grid) and a
+function from changed feature maps (M, C, *grid) to the scores (M,) that the picture would have with them. The trunk is
+not run again. Expected gradients take the gradients of such scores instead.
+
+Those of the whole model take the feature maps of one picture, or for RISE the picture itself, and a function that
+returns the scores (T, M) of changed pictures for T targets. Each returns a row for each target. A picture is masked by
 multiplying the model's input, as in all four papers. So what is masked becomes the zero of the normalised input, which
 for most preprocessings is the mean colour of the training pictures.
 """
@@ -10,12 +14,136 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxtyping import Bool, Float, Integer
 
-from camkit.methods.registry import Between, ScoresOfPictures, Tensor, Whole, register_method, torch
+from camkit.methods.registry import (
+    Between,
+    ScoresOfMaps,
+    ScoresOfPictures,
+    Tensor,
+    Whole,
+    register_method,
+    torch,
+)
+
+
+def _portions(count: int, at_once: int) -> Iterator[range]:
+    """Divide the numbers below ``count`` into portions of at most ``at_once``."""
+    return (range(start, min(start + at_once, count)) for start in range(0, count, at_once))
+
+
+def _scaled(maps: Float[Tensor, "m *cells"]) -> Float[Tensor, "m *cells"]:
+    """Scale each map to 0..1; one that is the same everywhere becomes 0."""
+    cells = tuple(range(1, maps.dim()))
+    low, high = maps.amin(cells, keepdim=True), maps.amax(cells, keepdim=True)
+    return (maps - low) / torch.where(high > low, high - low, 1)
+
+
+@register_method(
+    "ablationcam",
+    title="Ablation-CAM",
+    summary="how far the score falls if one channel is set to zero, for every channel",
+    paper="Desai and Ramaswamy 2020, Ablation-CAM, WACV",
+    needs="scores",
+    cost="1, and the head once for each channel",
+    unit="Feature maps times the fall of the score without each",
+)
+def ablationcam(activations: Float[Tensor, "1 c *grid"], head: ScoresOfMaps) -> Float[Tensor, "1 c *ones"]:
+    """Weight channel k by S - S_k, where S_k is the score with channel k set to zero.
+
+    The paper divides by S, which scales the map; if S is negative, it would also turn it round, so camkit does not.
+    """
+    channels = activations.shape[1]
+    without: list[Tensor] = []
+    for portion in _portions(channels, head.at_once):
+        changed = activations.repeat(len(portion), *[1] * (activations.dim() - 1))
+        changed[range(len(portion)), list(portion)] = 0
+        without.append(head(changed))
+    drops = head(activations.clone()) - torch.cat(without)
+    return drops.reshape(1, channels, *[1] * (activations.dim() - 2))
+
+
+@register_method(
+    "feature-scorecam",
+    title="Score-CAM in feature space",
+    summary="the score if the feature maps are multiplied by one channel, for every channel",
+    paper="after Wang et al. 2020, Score-CAM, arXiv:1910.01279, which multiplies the picture instead",
+    needs="scores",
+    cost="1, and the head once for each channel",
+    unit="Feature maps times the softmax of the scores",
+)
+def feature_scorecam(activations: Float[Tensor, "1 c *grid"], head: ScoresOfMaps) -> Float[Tensor, "1 c *ones"]:
+    """Weight channel k by softmax_k(S(A H_k) - S(0)), where H_k is channel k scaled to 0..1.
+
+    Score-CAM does the same to the picture, with the channel enlarged. A channel that is the same everywhere masks
+    nothing and has no weight.
+    """
+    masks = _scaled(activations[0])
+    scores = [head(activations * masks[list(portion), None]) for portion in _portions(len(masks), head.at_once)]
+    increases = torch.cat(scores) - head(torch.zeros_like(activations))
+    varies = masks.flatten(1).any(1)
+    weights = increases.masked_fill(~varies, -torch.inf).softmax(0) if bool(varies.any()) else increases * 0
+    return weights.reshape(1, -1, *[1] * (activations.dim() - 2))
+
+
+@register_method(
+    "reciprocam",
+    title="Recipro-CAM",
+    summary="the score if only one cell of the feature maps is kept, for every cell",
+    paper="Byun and Lee 2022, Recipro-CAM, arXiv:2209.14074; for transformers 2023, ViT-ReciproCAM, arXiv:2310.02588",
+    needs="scores",
+    cost="1, and the head once for each cell",
+    unit="Score with this cell alone, less the lowest",
+)
+def reciprocam(activations: Float[Tensor, "1 c *grid"], head: ScoresOfMaps) -> Float[Tensor, "1 *grid"]:
+    """Give cell ij the score of the maps times a Gaussian of 3 x 3 cells around ij, minus the lowest such score.
+
+    In a transformer the cells are the patches; the class token and other prefix tokens keep their values.
+    """
+    grid = activations.shape[2:]
+    cells = grid.numel()
+    masks = torch.eye(cells, device=activations.device).reshape(cells, *grid)
+    for axis in range(1, masks.dim()):
+        line = masks.movedim(axis, -1)
+        padded = torch.nn.functional.pad(line, (1, 1))
+        masks = (padded[..., :-2] / 4 + line / 2 + padded[..., 2:] / 4).movedim(-1, axis)
+    scores = torch.cat(
+        [head(activations * masks[list(portion), None].to(activations)) for portion in _portions(cells, head.at_once)]
+    )
+    return (scores - scores.amin()).reshape(1, *grid)
+
+
+@register_method(
+    "expected",
+    title="Expected gradients",
+    summary="what each cell adds to the score, compared with reference pictures; the cells sum to the difference",
+    paper="Erion et al. 2021, Improving performance of deep learning models with axiomatic attribution priors and "
+    "expected gradients, Nature Machine Intelligence 3, arXiv:1906.10670, on feature maps",
+    needs="references",
+    cost="1, and the head and back once for each of 16 references",
+    unit="Part of the score's difference from references",
+)
+def expected(
+    activations: Float[Tensor, "1 c *grid"],
+    references: Float[Tensor, "m c *grid"],
+    gradients: Float[Tensor, "m c *grid"],
+) -> Float[Tensor, "1 *grid"]:
+    """Give cell ij the mean over the references B of sum_k (A_kij - B_kij) dS/dA_kij, taken at B + a (A - B).
+
+    Each reference has one a, and together they lie evenly in (0, 1). S of a class is its log-odds: its logit minus the
+    logarithm of the summed exponentials of the others, so that evidence against a rival counts as evidence for the
+    class. S of any other target is its score. The cells sum to S minus its mean over the references, except for three
+    parts, which ``Explanation.references`` and ``Explanation.residual`` report:
+
+    - Tokens that are not cells, such as a class token, take part in the step from B to A, and get a share of the
+      difference that no cell shows. From the last blocks of a ViT, it is almost all of it.
+    - A path beside the layer, such as a skip connection, keeps the values of the picture.
+    - A mean over 16 references estimates an integral.
+    """
+    return ((activations.float() - references.float()) * gradients.float()).sum(1).mean(0, keepdim=True)
 
 
 @register_method(
@@ -220,15 +348,10 @@ def _segments(image: Float[Tensor, "1 c h w"], count: int) -> Integer[Tensor, "h
 
 def _summed(values: Float[Tensor, "t m"], made: Callable[[range], Tensor]) -> Float[Tensor, "t *size"]:
     """Return the sum of M masks, times T values of each; ``made(part)`` makes those with the numbers in ``part``."""
-    count = values.shape[1]
-    parts = [range(start, min(start + _MASKS_AT_ONCE, count)) for start in range(0, count, _MASKS_AT_ONCE)]
+    parts = _portions(values.shape[1], 64)  # 64 masks of 224 x 224 pixels take 13 MB
     sums = (torch.tensordot(values[:, part.start : part.stop], made(part), 1) for part in parts)
     total: Tensor = functools.reduce(torch.add, sums)
     return total
-
-
-_MASKS_AT_ONCE = 64
-"""Masks that are added up at once: 64 of 224 x 224 pixels take 13 MB."""
 
 
 def _slice(start: int, length: int) -> slice:
@@ -244,6 +367,7 @@ def _weights(
 ) -> Float[Tensor, "t c *ones"]:
     """Weight each channel by the softmax of its summed scores, divided by ``total``, with its mask changed.
 
+    A mask is the channel, enlarged to the picture's size, and scaled to 0..1.
     ``change(masks, part)`` returns the masks for the changed pictures with the numbers in ``part``; each channel has
     ``count`` of them in a row. A channel that is the same everywhere has no weight.
     """
@@ -254,17 +378,10 @@ def _weights(
     def pictures(part: range) -> Tensor:
         first, last = part.start // count, (part.stop - 1) // count
         channels = [number // count - first for number in part]
-        return scores.image * change(_masks(maps[first : last + 1], scores)[channels], part)[:, None]
+        masks = _scaled(scores.enlarge(maps[first : last + 1].float()))
+        return scores.image * change(masks[channels], part)[:, None]
 
     gained = scores(count * len(maps), pictures)
     weights = gained.new_zeros(len(gained), len(varying))
     weights[:, varying] = (gained.reshape(len(gained), len(maps), count).sum(2) / total).softmax(1)
     return weights.reshape(*weights.shape, *[1] * (activations.dim() - 2))
-
-
-def _masks(maps: Float[Tensor, "m *grid"], scores: ScoresOfPictures) -> Float[Tensor, "m *size"]:
-    """Enlarge channels to the picture's size, and scale each to 0..1."""
-    masks = scores.enlarge(maps.float())
-    pixels = tuple(range(1, masks.dim()))
-    low, high = masks.amin(pixels, keepdim=True), masks.amax(pixels, keepdim=True)
-    return (masks - low) / torch.where(high > low, high - low, 1)
