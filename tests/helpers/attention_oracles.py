@@ -1,4 +1,4 @@
-"""Slow references of the attention methods, and of the transformers that they explain, in float64 with explicit loops.
+"""Slow references of the attention methods, and of the transformers that they explain, in float64.
 
 A ``SlowViT`` is read from the weights of a model of torchvision, timm or Hugging Face. It computes each attention map
 row by row as softmax(q k / sqrt(d)), so that gradients with respect to the map exist; autograd takes only those.
@@ -7,61 +7,59 @@ row by row as softmax(q k / sqrt(d)), so that gradients with respect to the map 
 from __future__ import annotations
 
 import copy
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 Array = np.ndarray
+Step = Callable[[Tensor], Tensor]
 
 
 @dataclass
 class SlowAttention:
     """Queries, keys and values of several heads, and the linear layer after them."""
 
-    query: tuple[Tensor, Tensor]
-    key: tuple[Tensor, Tensor]
-    value: tuple[Tensor, Tensor]
-    out: tuple[Tensor, Tensor]
+    query: Step
+    key: Step
+    value: Step
+    out: Step
     heads: int
 
     def __call__(self, queries: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return the result (queries, C) and the map (heads, queries, tokens)."""
         width = queries.shape[1] // self.heads
-        q, k, v = _linear(queries, self.query), _linear(tokens, self.key), _linear(tokens, self.value)
-        rows = []
+        q, k, v = self.query(queries), self.key(tokens), self.value(tokens)
+        maps, results = [], []
         for head in range(self.heads):
             part = slice(head * width, (head + 1) * width)
-            for i in range(len(q)):
-                weights = torch.exp((k[:, part] * q[i, part]).sum(1) / width**0.5)
-                rows.append(weights / weights.sum())
-        attention = torch.stack(rows).reshape(self.heads, len(q), len(k))
-        results = []
+            rows = [torch.exp((k[:, part] * query).sum(1) / width**0.5) for query in q[:, part]]
+            maps.append(torch.stack([row / row.sum() for row in rows]))
+        attention = torch.stack(maps)
         for head in range(self.heads):
-            part = slice(head * width, (head + 1) * width)
-            results.append(attention[head] @ v[:, part])
-        return _linear(torch.cat(results, 1), self.out), attention
+            results.append(attention[head] @ v[:, head * width : (head + 1) * width])
+        return self.out(torch.cat(results, 1)), attention
 
 
 @dataclass
 class SlowBlock:
-    """One block: attention and a perceptron of two layers, each after a normalisation and beside a skip connection."""
+    """One block: attention and a perceptron, each after a normalisation and beside a skip connection."""
 
-    norm1: nn.LayerNorm
+    norm1: Step
     attention: SlowAttention
-    norm2: nn.LayerNorm
-    hidden: tuple[Tensor, Tensor]
-    out: tuple[Tensor, Tensor]
+    norm2: Step
+    perceptron: Step
 
     def __call__(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        normal = _norm(tokens, self.norm1)
+        normal = self.norm1(tokens)
         attended, attention = self.attention(normal, normal)
         tokens = tokens + attended
-        hidden = _gelu(_linear(_norm(tokens, self.norm2), self.hidden))
-        return tokens + _linear(hidden, self.out), attention
+        return tokens + self.perceptron(self.norm2(tokens)), attention
 
 
 @dataclass
@@ -70,14 +68,12 @@ class SlowPool:
 
     query: Tensor
     attention: SlowAttention
-    norm: nn.LayerNorm
-    hidden: tuple[Tensor, Tensor]
-    out: tuple[Tensor, Tensor]
+    norm: Step
+    perceptron: Step
 
     def __call__(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         pooled, attention = self.attention(self.query, tokens)
-        pooled = pooled + _linear(_gelu(_linear(_norm(pooled, self.norm), self.hidden)), self.out)
-        return pooled[0], attention
+        return (pooled + self.perceptron(self.norm(pooled)))[0], attention
 
 
 @dataclass
@@ -88,24 +84,22 @@ class SlowViT:
     prefix: Tensor
     positions: Tensor
     blocks: list[SlowBlock]
-    norm: nn.LayerNorm
-    head: tuple[Tensor, Tensor]
+    norm: Step
+    head: Step
     averages: bool = False
     pool: SlowPool | None = None
 
     def embed(self, image: Tensor) -> Tensor:
-        size = self.patches.kernel_size[0]
-        kernel, bias = self.patches.weight.flatten(1), self.patches.bias
-        cells = []
-        for y in range(0, image.shape[1], size):
-            for x in range(0, image.shape[2], size):
-                cells.append(kernel @ image[:, y : y + size, x : x + size].flatten() + bias)
-        return torch.cat([self.prefix, torch.stack(cells)]) + self.positions
+        cells = self.patches(image[None])[0].flatten(1).T
+        return torch.cat([self.prefix, cells]) + self.positions
 
-    def score(self, tokens: Tensor, target: int) -> Tensor:
-        """Return the logit of a class from the last tokens."""
+    def score(self, tokens: Tensor, target: int) -> tuple[Tensor, list[Tensor]]:
+        """Return the logit of a class from the last tokens, and the map of the pool, if there is one."""
+        if self.pool is not None:
+            pooled, attention = self.pool(self.norm(tokens))
+            return self.head(pooled)[target], [attention]
         pooled = tokens[len(self.prefix) :].mean(0) if self.averages else tokens[0]
-        return _linear(_norm(pooled, self.norm), self.head)[target]
+        return self.head(self.norm(pooled))[target], []
 
     def maps_and_gradients(self, image: Tensor, target: int) -> tuple[list[Array], list[Array]]:
         """Return the attention map of each layer (heads, queries, keys), and the gradient of the score."""
@@ -113,14 +107,9 @@ class SlowViT:
         for block in self.blocks:
             tokens, attention = block(tokens)
             maps.append(attention)
-        if self.pool is None:
-            score = self.score(tokens, target)
-        else:
-            pooled, attention = self.pool(_norm(tokens, self.norm))
-            maps.append(attention)
-            score = _linear(pooled, self.head)[target]
-        gradients = torch.autograd.grad(score, maps)
-        return [each.detach().numpy() for each in maps], [each.numpy() for each in gradients]
+        score, of_pool = self.score(tokens, target)
+        gradients = torch.autograd.grad(score, maps + of_pool)
+        return [each.detach().numpy() for each in maps + of_pool], [each.numpy() for each in gradients]
 
     def legrad(self, image: Tensor, target: int) -> Array:
         """LeGrad, Bousselham et al. 2024: for each layer l, S_l = head(norm(mean of Z_l)), positive dS_l / dA_l.
@@ -132,111 +121,62 @@ class SlowViT:
         for block in self.blocks:
             tokens, attention = block(tokens.detach())
             if self.pool is None:
-                score = _linear(_norm(tokens.mean(0), self.norm), self.head)[target]
+                score = self.head(self.norm(tokens.mean(0)))[target]
             else:
-                pooled, attention = self.pool(_norm(tokens, self.norm))
-                score = _linear(pooled, self.head)[target]
+                score, (attention,) = self.score(tokens, target)
             (gradient,) = torch.autograd.grad(score, attention)
-            relevance = np.zeros(attention.shape[2])
-            for head in gradient.numpy():
-                for row in head:
-                    relevance += np.maximum(row, 0) / (attention.shape[0] * attention.shape[1])
-            total = total + relevance / len(self.blocks)
+            total = total + gradient.clamp(min=0).mean((0, 1)).numpy() / len(self.blocks)
         return total
 
 
-def _linear(values: Tensor, weights: tuple[Tensor, Tensor]) -> Tensor:
-    return values @ weights[0].T + weights[1]
+def _linear(weight: Tensor, bias: Tensor) -> Step:
+    return partial(functional.linear, weight=weight, bias=bias)
 
 
-def _gelu(values: Tensor) -> Tensor:
-    return values * (1 + torch.erf(values / math.sqrt(2))) / 2
-
-
-def _norm(values: Tensor, norm: nn.LayerNorm) -> Tensor:
-    centred = values - values.mean(-1, keepdim=True)
-    deviation = (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt()
-    return centred / deviation * norm.weight + norm.bias
-
-
-def _of(linear: Any) -> tuple[Tensor, Tensor]:
-    return linear.weight, linear.bias
-
-
-def _packed(weight: Tensor, bias: Tensor, out: Any, heads: int) -> SlowAttention:
-    parts = list(zip(weight.chunk(3), bias.chunk(3), strict=True))
-    return SlowAttention(parts[0], parts[1], parts[2], _of(out), heads)
+def _packed(weight: Tensor, bias: Tensor, out: Step, heads: int) -> SlowAttention:
+    query, key, value = map(_linear, weight.chunk(3), bias.chunk(3))
+    return SlowAttention(query, key, value, out, heads)
 
 
 def from_torchvision(model: Any) -> SlowViT:
-    model = copy.deepcopy(model).double()
-    blocks = [
-        SlowBlock(
-            block.ln_1,
-            _packed(
-                block.self_attention.in_proj_weight,
-                block.self_attention.in_proj_bias,
-                block.self_attention.out_proj,
-                block.self_attention.num_heads,
-            ),
-            block.ln_2,
-            _of(block.mlp[0]),
-            _of(block.mlp[3]),
-        )
-        for block in model.encoder.layers
-    ]
-    head = _of(model.heads.head)
-    return SlowViT(
-        model.conv_proj, model.class_token[0], model.encoder.pos_embedding[0], blocks, model.encoder.ln, head
-    )
+    model, blocks = copy.deepcopy(model).double(), []
+    for block in model.encoder.layers:
+        inner = block.self_attention
+        attention = _packed(inner.in_proj_weight, inner.in_proj_bias, inner.out_proj, inner.num_heads)
+        blocks.append(SlowBlock(block.ln_1, attention, block.ln_2, block.mlp))
+    positions = model.encoder.pos_embedding[0]
+    return SlowViT(model.conv_proj, model.class_token[0], positions, blocks, model.encoder.ln, model.heads.head)
 
 
 def from_timm(model: Any) -> SlowViT:
-    model = copy.deepcopy(model).double()
-    blocks = [
-        SlowBlock(
-            block.norm1,
-            _packed(block.attn.qkv.weight, block.attn.qkv.bias, block.attn.proj, block.attn.num_heads),
-            block.norm2,
-            _of(block.mlp.fc1),
-            _of(block.mlp.fc2),
-        )
-        for block in model.blocks
-    ]
-    pool = None
+    model, blocks, pool = copy.deepcopy(model).double(), [], None
+    for block in model.blocks:
+        inner = block.attn
+        attention = _packed(inner.qkv.weight, inner.qkv.bias, inner.proj, inner.num_heads)
+        blocks.append(SlowBlock(block.norm1, attention, block.norm2, block.mlp))
     if model.attn_pool is not None:
         made = model.attn_pool
-        key, value = zip(made.kv.weight.chunk(2), made.kv.bias.chunk(2), strict=True)
-        attention = SlowAttention(_of(made.q), key, value, _of(made.proj), made.num_heads)
-        pool = SlowPool(made.latent[0], attention, made.norm, _of(made.mlp.fc1), _of(made.mlp.fc2))
+        key, value = map(_linear, made.kv.weight.chunk(2), made.kv.bias.chunk(2))
+        attention = SlowAttention(made.q, key, value, made.proj, made.num_heads)
+        pool = SlowPool(made.latent[0], attention, made.norm, made.mlp)
     averages = model.global_pool == "avg"
-    width = model.embed_dim
-    prefix = torch.zeros(0, width).double() if model.cls_token is None else model.cls_token[0]
+    prefix = torch.zeros(0, model.embed_dim).double() if model.cls_token is None else model.cls_token[0]
     norm = model.fc_norm if averages else model.norm
     return SlowViT(
-        model.patch_embed.proj, prefix, model.pos_embed[0], blocks, norm, _of(model.head), averages=averages, pool=pool
+        model.patch_embed.proj, prefix, model.pos_embed[0], blocks, norm, model.head, averages=averages, pool=pool
     )
 
 
 def from_huggingface(model: Any) -> SlowViT:
-    model = copy.deepcopy(model).double()
-    heads = model.config.num_attention_heads
-    blocks = []
+    model, blocks = copy.deepcopy(model).double(), []
     for layer in model.vit.layers:
         inner = layer.attention
-        attention = SlowAttention(_of(inner.q_proj), _of(inner.k_proj), _of(inner.v_proj), _of(inner.o_proj), heads)
-        blocks.append(
-            SlowBlock(layer.layernorm_before, attention, layer.layernorm_after, _of(layer.mlp.fc1), _of(layer.mlp.fc2))
-        )
+        heads = model.config.num_attention_heads
+        attention = SlowAttention(inner.q_proj, inner.k_proj, inner.v_proj, inner.o_proj, heads)
+        blocks.append(SlowBlock(layer.layernorm_before, attention, layer.layernorm_after, layer.mlp))
     parts = model.vit.embeddings
-    return SlowViT(
-        parts.patch_embeddings.projection,
-        parts.cls_token[0],
-        parts.position_embeddings[0],
-        blocks,
-        model.vit.layernorm,
-        _of(model.classifier),
-    )
+    patches, positions = parts.patch_embeddings.projection, parts.position_embeddings[0]
+    return SlowViT(patches, parts.cls_token[0], positions, blocks, model.vit.layernorm, model.classifier)
 
 
 # --- the methods, for one picture: the maps of the layers (heads, queries, keys), and the rows that the head reads
@@ -244,7 +184,7 @@ def from_huggingface(model: Any) -> SlowViT:
 
 def rollout(maps: list[Array], gradients: list[Array], rows: Array) -> Array:
     """Attention rollout, Abnar and Zuidema 2020, section 4: A = 0.5 W + 0.5 I, multiplied layer by layer."""
-    fused = [_mean_over_heads(layer) for layer in maps]
+    fused = [layer.mean(0) for layer in maps]
     return _product([0.5 * layer if _is_square(layer) else layer for layer in fused], [0.5] * len(fused), rows)
 
 
@@ -252,24 +192,17 @@ def gradrollout(maps: list[Array], gradients: list[Array], rows: Array) -> Array
     """Gradient attention rollout, Gildenblat 2020: ReLU of the mean of A G over heads, plus I, rows divided by sums."""
     mixes, kept = [], []
     for layer, gradient in zip(maps, gradients, strict=True):
-        fused = np.maximum(_mean_over_heads(layer * gradient), 0)
-        sums = np.array([1 + row.sum() for row in fused])
-        mixes.append(np.stack([row / total for row, total in zip(fused, sums, strict=True)]))
+        fused = np.maximum((layer * gradient).mean(0), 0)
+        sums = 1 + fused.sum(1)
+        mixes.append(fused / sums[:, None])
         kept.append(1 / sums)
     return _product(mixes, kept, rows)
 
 
 def chefer(maps: list[Array], gradients: list[Array], rows: Array) -> Array:
     """Generic relevance, Chefer et al. 2021, Eq. 5: A' = E_h((G A)^+), Eq. 6: R = R + A' R, from R = I."""
-    mixes = [_mean_over_heads(np.maximum(layer * g, 0)) for layer, g in zip(maps, gradients, strict=True)]
+    mixes = [np.maximum(layer * g, 0).mean(0) for layer, g in zip(maps, gradients, strict=True)]
     return _product(mixes, [1.0] * len(mixes), rows)
-
-
-def _mean_over_heads(layer: Array) -> Array:
-    total = np.zeros(layer.shape[1:])
-    for head in layer:
-        total += head
-    return total / len(layer)
 
 
 def _is_square(layer: Array) -> bool:

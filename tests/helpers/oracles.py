@@ -1,4 +1,4 @@
-"""Slow references, written from the papers' formulas in float64 with explicit loops.
+"""Slow references, written from the papers' formulas in float64.
 
 Each oracle takes one image: activations A (C, \\*grid), and either the gradients dS/dA of the same shape or, for CAM,
 the class weights (C,). It returns the signed map (\\*grid) before any ReLU on the sum. The grid may have any number of
@@ -34,11 +34,7 @@ def cells_of(channel: Array) -> list[Cell]:
 
 def weighted_by_channel(activations: Array, weights: list[float]) -> Array:
     """Return sum_k w_k A^k, cell by cell."""
-    total = np.zeros(activations.shape[1:])
-    for k, weight in enumerate(weights):
-        for cell in cells_of(total):
-            total[cell] += weight * activations[k][cell]
-    return total
+    return sum((w * a for w, a in zip(weights, activations, strict=True)), np.zeros(activations.shape[1:]))
 
 
 def cam(activations: Array | Tensor, class_weights: Array | Tensor) -> Array:
@@ -47,19 +43,13 @@ def cam(activations: Array | Tensor, class_weights: Array | Tensor) -> Array:
     w^c is the row of the final linear layer that belongs to class c; its bias has no position on the map.
     """
     a, w = as_float64(activations), as_float64(class_weights)
-    return weighted_by_channel(a, [float(w[k]) for k in range(len(a))])
+    return weighted_by_channel(a, list(w))
 
 
 def gradcam(activations: Array | Tensor, gradients: Array | Tensor) -> Array:
     """Grad-CAM: alpha_k = 1/Z sum_ij dS/dA_ij^k, map = sum_k alpha_k A^k, Selvaraju et al. 2017 (ICCV), Eq. 1 and 2."""
     a, g = as_float64(activations), as_float64(gradients)
-    weights = []
-    for k in range(len(a)):
-        total = 0.0
-        for cell in cells_of(a[k]):
-            total += g[k][cell]
-        weights.append(total / math.prod(a[k].shape))
-    return weighted_by_channel(a, weights)
+    return weighted_by_channel(a, [channel.mean() for channel in g])
 
 
 def gradcam_plus_plus(activations: Array | Tensor, gradients: Array | Tensor) -> Array:
@@ -72,28 +62,15 @@ def gradcam_plus_plus(activations: Array | Tensor, gradients: Array | Tensor) ->
     """
     a, g = as_float64(activations), as_float64(gradients)
     weights = []
-    for k in range(len(a)):
-        weight = 0.0
-        for cell in cells_of(a[k]):
-            g_ij = float(g[k][cell])
-            if g_ij <= 0.0:
-                continue
-            third = 0.0
-            for other in cells_of(a[k]):
-                third += max(float(a[k][other]), 0.0) * g_ij**3
-            weight += g_ij**2 / (2 * g_ij**2 + third) * g_ij
-        weights.append(weight)
+    for channel, gradient in zip(a, g, strict=True):
+        total = np.maximum(channel, 0).sum()
+        weights.append(sum(g_ij**2 / (2 * g_ij**2 + total * g_ij**3) * g_ij for g_ij in gradient[gradient > 0]))
     return weighted_by_channel(a, weights)
 
 
 def hirescam(activations: Array | Tensor, gradients: Array | Tensor) -> Array:
     """HiResCAM: map = sum_k dS/dA^k * A^k, element by element, Draelos & Carin 2020 (arXiv:2011.08891)."""
-    a, g = as_float64(activations), as_float64(gradients)
-    total = np.zeros(a.shape[1:])
-    for k in range(len(a)):
-        for cell in cells_of(total):
-            total[cell] += g[k][cell] * a[k][cell]
-    return total
+    return (as_float64(gradients) * as_float64(activations)).sum(0)
 
 
 def xgradcam(activations: Array | Tensor, gradients: Array | Tensor) -> Array:
@@ -104,38 +81,19 @@ def xgradcam(activations: Array | Tensor, gradients: Array | Tensor) -> Array:
     """
     a, g = as_float64(activations), as_float64(gradients)
     weights = []
-    for k in range(len(a)):
-        if not a[k].any():
-            weights.append(0.0)
-            continue
-        channel_sum = 0.0
-        for cell in cells_of(a[k]):
-            channel_sum += float(a[k][cell])
-        weight = 0.0
-        for cell in cells_of(a[k]):
-            weight += float(a[k][cell]) / channel_sum * float(g[k][cell])
-        weights.append(weight)
+    for channel, gradient in zip(a, g, strict=True):
+        weights.append((channel / channel.sum() * gradient).sum() if channel.any() else 0.0)
     return weighted_by_channel(a, weights)
 
 
 def layercam(activations: Array | Tensor, gradients: Array | Tensor) -> Array:
     """LayerCAM: map_ij = sum_k relu(dS/dA_ij^k) A_ij^k, Jiang et al. 2021 (IEEE TIP 30)."""
-    a, g = as_float64(activations), as_float64(gradients)
-    total = np.zeros(a.shape[1:])
-    for k in range(len(a)):
-        for cell in cells_of(total):
-            total[cell] += max(g[k][cell], 0.0) * a[k][cell]
-    return total
+    return (np.maximum(as_float64(gradients), 0) * as_float64(activations)).sum(0)
 
 
 def gradcam_elementwise(activations: Array | Tensor, gradients: Array | Tensor) -> Array:
     """Elementwise Grad-CAM: map_ij = sum_k relu(dS/dA_ij^k A_ij^k), after Pillai & Pirsiavash 2021 (AAAI)."""
-    a, g = as_float64(activations), as_float64(gradients)
-    total = np.zeros(a.shape[1:])
-    for k in range(len(a)):
-        for cell in cells_of(total):
-            total[cell] += max(g[k][cell] * a[k][cell], 0.0)
-    return total
+    return np.maximum(as_float64(gradients) * as_float64(activations), 0).sum(0)
 
 
 def principal_direction(matrix: Array) -> Array:
@@ -147,22 +105,14 @@ def principal_direction(matrix: Array) -> Array:
 
 def by_cell(activations: Array) -> Array:
     """Return a matrix with a row for each cell and a column for each channel."""
-    return np.stack([[channel[cell] for channel in activations] for cell in cells_of(activations[0])])
-
-
-def on_grid(values: Array, grid: tuple[int, ...]) -> Array:
-    """Return one value per cell as a map."""
-    total = np.zeros(grid)
-    for cell, value in zip(cells_of(total), values, strict=True):
-        total[cell] = value
-    return total
+    return activations.reshape(len(activations), -1).T
 
 
 def eigencam(activations: Array | Tensor) -> Array:
     """Eigen-CAM: M = A V_1, with A = U S V^T, A (cells, channels), Muhammad & Yeasin 2020 (IJCNN), Eq. 2 to 4."""
     a = as_float64(activations)
     matrix = by_cell(a)
-    return on_grid(matrix @ principal_direction(matrix), a.shape[1:])
+    return (matrix @ principal_direction(matrix)).reshape(a.shape[1:])
 
 
 def eigengradcam(activations: Array | Tensor, gradients: Array | Tensor) -> Array:
@@ -178,16 +128,12 @@ def kpcacam(activations: Array | Tensor) -> Array:
     a = as_float64(activations)
     matrix = by_cell(a)
     matrix = matrix - matrix.mean(0)
-    cells = len(matrix)
-    kernel = np.zeros((cells, cells))
-    for i in range(cells):
-        for j in range(cells):
-            kernel[i, j] = math.tanh(float(matrix[i] @ matrix[j]) / matrix.shape[1] + 1)
-    centring = np.eye(cells) - np.full((cells, cells), 1 / cells)
+    kernel = np.tanh(matrix @ matrix.T / matrix.shape[1] + 1)
+    centring = np.eye(len(matrix)) - 1 / len(matrix)
     values, vectors = np.linalg.eigh(centring @ kernel @ centring)
     projection = vectors[:, -1] * math.sqrt(max(float(values[-1]), 0.0))
-    strength = np.array([float(row.sum()) for row in matrix])
-    return on_grid(projection if float(projection @ strength) >= 0 else -projection, a.shape[1:])
+    agrees = float(projection @ matrix.sum(1)) >= 0
+    return (projection if agrees else -projection).reshape(a.shape[1:])
 
 
 def fem(activations: Array | Tensor) -> Array:
@@ -195,17 +141,13 @@ def fem(activations: Array | Tensor) -> Array:
     a = as_float64(activations)
     total = np.zeros(a.shape[1:])
     for channel in a:
-        limit = channel.mean() + 2 * channel.std()
-        for cell in cells_of(channel):
-            if channel[cell] > limit:
-                total[cell] += channel.mean()
+        total[channel > channel.mean() + 2 * channel.std()] += channel.mean()
     return total
 
 
 def ablationcam(activations: Array | Tensor, score: ScoreOfMaps) -> Array:
     """Ablation-CAM: w_k = S - S_k with channel k set to zero, Desai & Ramaswamy 2020 (WACV), Eq. 2 without its 1/S."""
-    a = as_float64(activations)
-    weights = []
+    a, weights = as_float64(activations), []
     for k in range(len(a)):
         without = a.copy()
         without[k] = 0
@@ -224,13 +166,9 @@ def feature_scorecam(activations: Array | Tensor, score: ScoreOfMaps) -> Array:
         low, high = float(channel.min()), float(channel.max())
         if low == high:
             continue
-        masked = np.stack([other * (channel - low) / (high - low) for other in a])
-        increases[k] = score(masked) - score(np.zeros_like(a))
-    total = sum(math.exp(value - max(increases.values())) for value in increases.values())
-    weights = [0.0] * len(a)
-    for k, value in increases.items():
-        weights[k] = math.exp(value - max(increases.values())) / total
-    return weighted_by_channel(a, weights)
+        increases[k] = score(a * (channel - low) / (high - low)) - score(np.zeros_like(a))
+    powers = {k: math.exp(value - max(increases.values())) for k, value in increases.items()}
+    return weighted_by_channel(a, [powers.get(k, 0.0) / sum(powers.values()) for k in range(len(a))])
 
 
 def reciprocam(activations: Array | Tensor, score: ScoreOfMaps) -> Array:
@@ -246,8 +184,7 @@ def reciprocam(activations: Array | Tensor, score: ScoreOfMaps) -> Array:
             steps = [abs(x - y) for x, y in zip(cell, middle, strict=True)]
             if max(steps) <= 1:
                 share = math.prod(0.5 if step == 0 else 0.25 for step in steps)
-                for k in range(len(a)):
-                    masked[(k, *cell)] = a[(k, *cell)] * share
+                masked[:, *cell] = a[:, *cell] * share
         total[middle] = score(masked)
     return total - total.min()
 
@@ -267,7 +204,7 @@ def shapleycam(activations: Array | Tensor, score: Score) -> Array:
     step = 1e-5
     product = (gradient(a + step * a) - gradient(a - step * a)) / (2 * step)
     change = gradient(a) - product / 2
-    return weighted_by_channel(as_float64(a), [float(channel.mean()) for channel in change])
+    return weighted_by_channel(as_float64(a), [channel.mean() for channel in change])
 
 
 def expected(activations: Array | Tensor, references: Array | Tensor, gradients: Array | Tensor) -> Array:
@@ -277,12 +214,7 @@ def expected(activations: Array | Tensor, references: Array | Tensor, gradients:
     paper attributes to each feature; the map adds the channels of a cell up.
     """
     a, references, gradients = as_float64(activations), as_float64(references), as_float64(gradients)
-    total = np.zeros(a.shape[1:])
-    for b, g in zip(references, gradients, strict=True):
-        for k in range(len(a)):
-            for cell in cells_of(total):
-                total[cell] += (a[k][cell] - b[k][cell]) * g[k][cell] / len(references)
-    return total
+    return ((a - references) * gradients).mean(0).sum(0)
 
 
 ORACLES: dict[str, Callable[[Array | Tensor, Array | Tensor], Array]] = {
@@ -341,40 +273,24 @@ def gradient_by_differences(score: Score, activations: Array | Tensor, step: flo
     return gradients
 
 
-def derivatives_of_exp_score(score: Score, activations: Array | Tensor, cell: Cell) -> tuple[float, float, float]:
-    """Return dY/dA, d2Y/dA2 and d3Y/dA3 of Y = exp(S) with respect to one cell, by repeated differentiation."""
-    a = torch.from_numpy(as_float64(activations))
-    direction = torch.zeros_like(a)
-    direction[cell] = 1.0
-    shift = torch.zeros((), dtype=torch.float64, requires_grad=True)
-    derivative = torch.exp(score(a + shift * direction))
-    found = []
-    for _ in range(3):
-        (derivative,) = torch.autograd.grad(derivative, shift, create_graph=True)
-        found.append(float(derivative.detach()))
-    return found[0], found[1], found[2]
-
-
 def gradcam_plus_plus_by_derivatives(score: Score, activations: Array | Tensor) -> Array:
     """Grad-CAM++ before its closed form: alpha from the true derivatives of Y = exp(S), Chattopadhay et al. 2018.
 
     alpha_ij = d2Y/dA_ij^2 / (2 d2Y/dA_ij^2 + sum_ab A_ab d3Y/dA_ij^3), w_k = sum_ij alpha_ij relu(dY/dA_ij). Here the
     factor exp(S) stays in the weights. Eq. 19 is this formula where S has no second derivative of its own.
     """
-    a = as_float64(activations)
-    weights = []
-    for k in range(len(a)):
-        weight = 0.0
-        for cell in cells_of(a[k]):
-            first, second, third = derivatives_of_exp_score(score, a, (k, *cell))
-            if first <= 0.0:
-                continue
-            weighted_third = 0.0
-            for other in cells_of(a[k]):
-                weighted_third += float(a[k][other]) * third
-            weight += second / (2 * second + weighted_third) * first
-        weights.append(weight)
-    return weighted_by_channel(a, weights)
+    a = torch.from_numpy(as_float64(activations))
+    weights = [0.0] * len(a)
+    for cell in cells_of(as_float64(a)):
+        direction, shift = torch.zeros_like(a), torch.zeros((), dtype=torch.float64, requires_grad=True)
+        direction[cell] = 1.0
+        derivatives = [torch.exp(score(a + shift * direction))]
+        for _ in range(3):
+            derivatives += torch.autograd.grad(derivatives[-1], shift, create_graph=True)
+        first, second, third = (float(each.detach()) for each in derivatives[1:])
+        if first > 0:
+            weights[cell[0]] += second / (2 * second + float(a[cell[0]].sum()) * third) * first
+    return weighted_by_channel(as_float64(a), weights)
 
 
 def source_position(pixel: int, pixels: int, cells: int) -> tuple[int, int, float]:
@@ -389,23 +305,24 @@ def source_position(pixel: int, pixels: int, cells: int) -> tuple[int, int, floa
     return below, min(below + 1, cells - 1), position - below
 
 
+def enlarged(grid: Array, size: tuple[int, int]) -> Array:
+    """Return a map (h, w) at another size: linear between the cells' centres, the border's value outside of them."""
+    large = np.zeros(size)
+    for y, x in cells_of(large):
+        top, bottom, down = source_position(y, size[0], grid.shape[0])
+        left, right, across = source_position(x, size[1], grid.shape[1])
+        upper = (1 - across) * grid[top, left] + across * grid[top, right]
+        lower = (1 - across) * grid[bottom, left] + across * grid[bottom, right]
+        large[y, x] = (1 - down) * upper + down * lower
+    return large
+
+
 def heatmap_oracle(raw: Array | Tensor, size: tuple[int, int]) -> Array:
     """Return the picture (H, W) of a signed map (h, w): ReLU, bilinear upsampling, division by the largest value.
 
     A map without a positive value gives zeros.
     """
-    positive = as_float64(raw).copy()
-    h, w = positive.shape
-    for cell in cells_of(positive):
-        positive[cell] = max(positive[cell], 0.0)
-    picture = np.zeros(size)
-    for y in range(size[0]):
-        top, bottom, down = source_position(y, size[0], h)
-        for x in range(size[1]):
-            left, right, across = source_position(x, size[1], w)
-            upper = (1 - across) * positive[top, left] + across * positive[top, right]
-            lower = (1 - across) * positive[bottom, left] + across * positive[bottom, right]
-            picture[y, x] = (1 - down) * upper + down * lower
+    picture = enlarged(np.maximum(as_float64(raw), 0), size)
     largest = picture.max()
     return picture / largest if largest > 0 else np.zeros(size)
 
@@ -440,4 +357,4 @@ def principal_map(weighted: Array) -> Array:
     matrix = by_cell(weighted)
     projection = matrix @ np.linalg.svd(matrix, full_matrices=False)[2][0]
     agrees = float(projection @ matrix.sum(1)) >= 0
-    return on_grid(projection if agrees else -projection, weighted.shape[1:])
+    return (projection if agrees else -projection).reshape(weighted.shape[1:])

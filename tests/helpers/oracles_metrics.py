@@ -1,4 +1,4 @@
-"""Slow references of the metrics, written from the papers' formulas in float64 with explicit loops.
+"""Slow references of the metrics, written from the papers' formulas in float64.
 
 A score is a function from one picture (C, *size) to a number; a map is an array (*size). Nothing here is shared with
 camkit.
@@ -56,8 +56,7 @@ def changed(picture: Array, filled: Array, removed: set[tuple[int, ...]]) -> Arr
     """Return the picture with some cells taken from another one."""
     made = picture.copy()
     for cell in removed:
-        for channel in range(len(picture)):
-            made[(channel, *cell)] = filled[(channel, *cell)]
+        made[:, *cell] = filled[:, *cell]
     return made
 
 
@@ -176,16 +175,13 @@ def increase(score: Score, picture: Array, heat: Array) -> float:
 
 def complexity(heat: Array) -> float:
     """Complexity (Poppi et al. 2021): the L1 norm of the map, as a share of that of a map of ones."""
-    return sum(abs(float(heat[cell])) for cell in np.ndindex(*heat.shape)) / heat.size
+    return float(np.abs(heat).sum()) / heat.size
 
 
 def pearson(first: Array, second: Array) -> float:
     """Pearson's correlation, cell by cell."""
-    one, other = [float(v) for v in first.ravel()], [float(v) for v in second.ravel()]
-    mean_one, mean_other = sum(one) / len(one), sum(other) / len(other)
-    covariance = sum((a - mean_one) * (b - mean_other) for a, b in zip(one, other, strict=True))
-    spread = math.sqrt(sum((a - mean_one) ** 2 for a in one) * sum((b - mean_other) ** 2 for b in other))
-    return covariance / spread
+    one, other = (values.ravel() - values.mean() for values in (first, second))
+    return float((one * other).sum() / math.sqrt((one**2).sum() * (other**2).sum()))
 
 
 def coherency(heat: Array, again: Array) -> float:
@@ -200,11 +196,7 @@ def adcc(coherent: float, complex_: float, drop: float) -> float:
 
 def max_sensitivity(heat: Array, others: Sequence[Array]) -> float:
     """Max-sensitivity (Yeh et al. 2019), relative: max |M(y) - M(x)| / |M(x)|."""
-
-    def norm(values: Array) -> float:
-        return math.sqrt(sum(float(value) ** 2 for value in values.ravel()))
-
-    return max(norm(other - heat) for other in others) / norm(heat)
+    return max(float(np.linalg.norm(other - heat)) for other in others) / float(np.linalg.norm(heat))
 
 
 def ranks(values: Sequence[float]) -> list[float]:
@@ -252,5 +244,4 @@ def pointing(heat: Array, region: Array, tolerance: int) -> float:
 
 def energy(heat: Array, region: Array) -> float:
     """Energy-based pointing game (Wang et al. 2020): the heat in the region over all heat."""
-    inside = sum(float(heat[cell]) for cell in np.ndindex(*heat.shape) if region[cell])
-    return inside / sum(float(heat[cell]) for cell in np.ndindex(*heat.shape))
+    return float(heat[region > 0].sum() / heat.sum())

@@ -12,22 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from oracles import Array, as_float64, cells_of, source_position, weighted_by_channel
+from oracles import Array, as_float64, enlarged, weighted_by_channel
 from torch import nn
 
 Score = Callable[[Array], float]
-
-
-def enlarged(grid: Array, size: tuple[int, int]) -> Array:
-    """Return a map (h, w) at another size: linear between the cells' centres, the border's value outside of them."""
-    large = np.zeros(size)
-    for y, x in cells_of(large):
-        top, bottom, down = source_position(y, size[0], grid.shape[0])
-        left, right, across = source_position(x, size[1], grid.shape[1])
-        upper = (1 - across) * grid[top, left] + across * grid[top, right]
-        lower = (1 - across) * grid[bottom, left] + across * grid[bottom, right]
-        large[y, x] = (1 - down) * upper + down * lower
-    return large
 
 
 def to_unit(values: Array) -> Array:

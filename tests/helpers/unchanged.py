@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import random
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 
 class Held:
@@ -29,23 +32,16 @@ class Held:
         return f"<{type(self.value).__name__} at {id(self.value):#x}>"
 
 
-class Values:
-    """A tensor's values, compared bit by bit."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor.detach().clone()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Values) and torch.equal(self.tensor, other.tensor)
-
-    __hash__ = None
+def bits(tensor: Tensor) -> str:
+    """Return a checksum of a tensor's values, bit by bit, so that NaN equals itself."""
+    return hashlib.blake2b(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def describe_tensor(tensor: Tensor) -> dict[str, Any]:
     return {
         "identity": Held(tensor),
         "memory": tensor.data_ptr(),
-        "values": Values(tensor),
+        "values": bits(tensor),
         "version": None if tensor.is_inference() else tensor._version,
         "requires_grad": tensor.requires_grad,
         "grad_fn": Held(tensor.grad_fn),
@@ -56,17 +52,22 @@ def describe_tensor(tensor: Tensor) -> dict[str, Any]:
 
 
 def describe_attribute(value: Any) -> Any:
-    if isinstance(value, dict):
+    if isinstance(value, dict):  # PyTorch's tables of hooks, parameters, buffers and modules
         return [(key, Held(item)) for key, item in value.items()]
     if isinstance(value, set):
         return sorted(value, key=repr)
     return value if isinstance(value, (bool, int, float, str, type(None))) else Held(value)
 
 
+def compiler_switch() -> str:
+    """Return how compiled modules run; "" if nothing has been compiled in this process."""
+    return torch._dynamo.eval_frame._stance.stance if "torch._dynamo" in sys.modules else ""
+
+
 def describe_process() -> dict[str, Any]:
     registry = vars(torch.nn.modules.module)
     return {
-        "torch generator": Values(torch.get_rng_state()),
+        "torch generator": bits(torch.get_rng_state()),
         "NumPy generator": [part.tobytes() if isinstance(part, np.ndarray) else part for part in np.random.get_state()],
         "Python generator": random.getstate(),
         "gradients on": torch.is_grad_enabled(),
@@ -76,6 +77,14 @@ def describe_process() -> dict[str, Any]:
             torch.get_autocast_dtype("cpu"),
             torch.is_autocast_cache_enabled(),
         ),
+        "function modes": torch.overrides._len_torch_function_stack(),
+        "attention": Held(functional.scaled_dot_product_attention),
+        "attention kernels": (
+            torch.backends.cuda.flash_sdp_enabled(),
+            torch.backends.cuda.math_sdp_enabled(),
+            torch.backends.mha.get_fastpath_enabled(),
+        ),
+        "compiler": compiler_switch(),
         "global hooks": {
             key: describe_attribute(value) for key, value in registry.items() if key.startswith("_global_")
         },
