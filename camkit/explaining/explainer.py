@@ -727,7 +727,7 @@ class Explainer:
         while parts:
             part = parts.pop(0)
             try:
-                with _saying_why(self.model, inputs):
+                with _saying_why(self._loaded.module, inputs):
                     ran = self._runner(_of_pictures(part, batch), inputs)
             except OneTargetError:
                 parts = [*((target,) for target in part), *parts]

@@ -71,7 +71,7 @@ class ModelMemory:
         self._selected: dict[tuple[object, ...], Mapping[LayerRef, nn.Module]] = {}
         self._decisions: dict[_DecisionKey, tuple[Decision, WeightMarks | None]] = {}
         self._placed: dict[tuple[InputKind, LayerRef, Layout | None, Spread], Layout | None] = {}
-        self._placed_with = WeightMarks(_samples(record))
+        self._placed_with: WeightMarks | None = None
         self.record = record  # assigned last: if Ctrl-C comes earlier, the old record stays and is still out of date
 
     @property
@@ -133,9 +133,12 @@ class ModelMemory:
     ) -> Mapping[LayerRef, Layout | None]:
         """Return the layouts of layers, with the places of their cells unless these are spread evenly."""
         keys = {layer.ref: (kind_of(image), layer.ref, layer.layout, spread) for layer in layers}
-        if not self._placed_with.still_hold(_samples(self.record)):
+        # Two convolutions show whether the model was trained further: looking at all weights takes longer.
+        convolutions = [module for module in self.record.modules() if isinstance(module, nn.Conv2d)]
+        looked_at = [*convolutions[:1], *convolutions[len(convolutions) // 2 :][:1]]
+        if self._placed_with is None or not self._placed_with.still_hold(looked_at):
             self._placed.clear()
-            self._placed_with = WeightMarks(_samples(self.record))
+            self._placed_with = WeightMarks(looked_at)
         placed = {ref: self._placed[key] for ref, key in keys.items() if key in self._placed}
         new = [layer for layer in layers if layer.ref not in placed]
         if new:
@@ -211,12 +214,6 @@ class ModelMemory:
 
 SHARED: weakref.WeakKeyDictionary[nn.Module, ModelMemory] = weakref.WeakKeyDictionary()
 """The memory of each living model that ``explain`` was called with: later calls share it."""
-
-
-def _samples(record: ModelRecord) -> list[nn.Module]:
-    """Return two convolutions whose weights show whether a model was trained further: looking at all takes longer."""
-    convolutions = [module for module in record.modules() if isinstance(module, nn.Conv2d)]
-    return [convolutions[0], convolutions[len(convolutions) // 2]] if convolutions else []
 
 
 def _identity(target: Target) -> Hashable:

@@ -166,7 +166,7 @@ class TopTarget(OfClasses):
         maps = maps_of(output, batch)
         logits = logits_of(output, batch) if maps is None else maps
         if self.rank > logits.shape[1]:
-            raise TargetError(f"there are no {self.rank} best classes: the model has only {logits.shape[1]} classes")
+            raise TargetError(f"the model has only {logits.shape[1]} classes, so there are no {self.rank} best ones")
         if maps is not None:
             largest = by_area(maps, self.rank, skip_first=self.background, activation=self.activation)
             return class_on_map(maps, largest, None, activation=self.activation)
