@@ -250,14 +250,14 @@ class _BestBox(Target):
 
     for_threads = True
 
-    outputs: tuple[int, ...]
+    own_class: tuple[int, ...]
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the score of the box for each image."""
         images = detections_of(output, batch)
         assert images is not None, "the check has found boxes in the model's output"
         return ranked_box(
-            images, 1, lambda found: torch.isin(found["labels"], found["labels"].new_tensor(self.outputs))
+            images, 1, lambda found: torch.isin(found["labels"], found["labels"].new_tensor(self.own_class))
         )
 
 
