@@ -340,7 +340,7 @@ class Examples:
     Attributes:
         features: the inputs of the layer.
         own: which of the trained outputs are those of the example's class.
-        others: the logits of the other outputs, which stay as they are, and -inf.
+        fixed: the logits of the other outputs, which stay as they are, and -inf.
         weights: of each example in the loss; they sum to 1.
         pairs: the example's class and the class of its background.
         original: whether the picture is unedited.
@@ -350,7 +350,7 @@ class Examples:
 
     features: Float[Tensor, "n d"]
     own: Bool[Tensor, "n k"]
-    others: Float[Tensor, "n o"]
+    fixed: Float[Tensor, "n o"]
     weights: Float[Tensor, " n"]
     pairs: Sequence[tuple[str, str]]
     original: Bool[Tensor, " n"]
@@ -361,7 +361,7 @@ class Examples:
         """Return which examples a layer with these trained rows classifies rightly."""
         logits = self.features @ tensors[0].T + tensors[1]
         best = logits.masked_fill(~self.own, -torch.inf).amax(1)
-        return best > torch.cat([logits.masked_fill(self.own, -torch.inf), self.others], 1).amax(1)
+        return best > torch.cat([logits.masked_fill(self.own, -torch.inf), self.fixed], 1).amax(1)
 
 
 def inputs_of(plan: Plan, name: str, pictures: Composites) -> Examples:
@@ -430,7 +430,7 @@ def fit(
     """
     old_weight, old_bias = examples.before
     weight, bias = start or examples.before
-    features, own, rest = examples.features[used], examples.own[used], examples.others[used].logsumexp(1)
+    features, own, rest = examples.features[used], examples.own[used], examples.fixed[used].logsumexp(1)
     weights = examples.weights[used] / examples.weights[used].sum()
     scale = features.square().mean(0).sqrt()
     change, shift = ((weight - old_weight) * scale).requires_grad_(), (bias - old_bias).requires_grad_()

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 from jaxtyping import Float
 
-from camkit.background.effects import IMAGES, OVERALL, ImageRow, Measures, all_excluded_above, measure_all
+from camkit.background.effects import IMAGES, OVERALL, ImageRow, Measures, Pair, all_excluded_above, measure_all
 from camkit.background.kinds import Kinds
 from camkit.background.plan import WORSE, Plan
 from camkit.background.rule import Judgement, said, worst_first
@@ -214,15 +214,12 @@ class Flip:
 
 
 @dataclass(frozen=True)
-class PairChange:
-    """A class on a background, its accuracy now, and how that changed.
+class PairChange(Pair):
+    """A class on a background, and how its accuracy changed.
 
     ``p`` is the p-value of a fall above the limit, with Holm's correction over all pairs.
     """
 
-    label: str
-    background: str
-    now: float
     change: Estimate
     p: float
 
@@ -250,6 +247,13 @@ class Change:
     flips: tuple[Flip, ...] = ()
     gained: int = 0
     limit: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for the report, where the accuracy of the pair is called ``now``."""
+        named = {"label": "label", "background": "background", "now": "accuracy", "change": "change", "p": "p"}
+        found = asdict(self)
+        pair = found["pair"]
+        return {**found, "pair": pair and {key: pair[name] for key, name in named.items()}}
 
     @property
     def worse(self) -> list[str]:
@@ -393,7 +397,7 @@ def _pair_change(pairs: _Pairs, seed: int, limit: float) -> PairChange | None:
         shares = np.array([[np.mean(row.by_background[background]) for row in pair] for pair in of])
         change, draws = _mean_change((shares[:, 0] - shares[:, 1]).tolist(), of, [seed, 4, number])
         p = p_above(-draws, limit, change.groups)
-        changes.append(PairChange(label, background, float(shares[:, 0].mean()), change, p))
+        changes.append(PairChange(label, background, float(shares[:, 0].mean()), len(of), change, p))
     adjusted = zip(changes, holm([change.p for change in changes]), strict=True)
     changes = [replace(change, p=p) for change, p in adjusted]
     return min(changes, key=lambda change: (change.p, change.change.value), default=None)

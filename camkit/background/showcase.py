@@ -250,14 +250,14 @@ class _BestBox(Target):
 
     for_threads = True
 
-    outputs: tuple[int, ...]
+    own_class: tuple[int, ...]
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the score of the box for each image."""
         images = detections_of(output, batch)
         assert images is not None, "the check has found boxes in the model's output"
         labels = [found["labels"] for found in images]
-        return ranked_box(images, eligible=[torch.isin(each, each.new_tensor(self.outputs)) for each in labels])
+        return ranked_box(images, eligible=[torch.isin(each, each.new_tensor(self.own_class)) for each in labels])
 
 
 _T = TypeVar("_T")

@@ -73,7 +73,7 @@ def test_the_background_whose_accuracy_fell_most_is_named() -> None:
     pair, gap = change.pair, change.gap
     assert pair is not None and gap is not None
     assert (pair.label, pair.background) == ("a", "b")
-    assert (pair.now, pair.change.value, gap.value) == pytest.approx((0.4, -0.6, 0.35))
+    assert (pair.accuracy, pair.change.value, gap.value) == pytest.approx((0.4, -0.6, 0.35))
     assert change.worse == [
         f"the background gap grew by 0.35 (at least {gap.low:.2f}) since the baseline",
         "the accuracy of a on backgrounds of b fell by 0.60 to 0.40 since the baseline",

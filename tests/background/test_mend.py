@@ -172,7 +172,7 @@ def examples(count: int = 60, features: int = 4, outputs: int = 3) -> Examples:
 
 def slow_loss(given: Examples, weight: np.ndarray, bias: np.ndarray, strength: float) -> float:
     """Return the loss from its definition, in loops."""
-    features, own, rest = given.features.numpy(), given.own.numpy(), given.others[:, 0].numpy()
+    features, own, rest = given.features.numpy(), given.own.numpy(), given.fixed[:, 0].numpy()
     total = 0.0
     for row in range(len(features)):
         powers = [float(np.exp(weight[k] @ features[row] + bias[k])) for k in range(len(weight))]

@@ -461,7 +461,7 @@ def render_json(result: CheckResult) -> str:
         "overall": _measures(result.overall, result.judged[OVERALL]),
         "classes": {name: _measures(measures, result.judged[name]) for name, measures in result.classes.items()},
         "kinds": kinds and {"source": "place", **asdict(kinds), "sentences": list(kinds.sentences)},
-        "change": result.change and asdict(result.change),
+        "change": result.change and result.change.to_dict(),
         "images": [{**IMAGES.dump_python(row), "sha256": hashes[row.name]} for row in result.images],
         "caveat": said("caveat", result.verdict),
     }
