@@ -184,9 +184,13 @@ class NumberedCalls:
     def _take_gradient(self, call: Any, number: int, gradient: Tensor | None) -> None:
         """Note the gradient of the tensor with this number; a custom function may return None for one."""
 
-    def _key(self, name: str, number: int) -> str:
-        """Return a call's name: that of the layer, numbered if it ran several times or was selected by call number."""
-        return name if self._counts[name] == 1 and LayerRef(name) in self._refs else f"{name}#{number}"
+    def by_name(self) -> dict[str, Any]:
+        """Return the calls in the order in which they ended, by the names of their layers.
+
+        A name is numbered if the layer ran several times or was selected by call number.
+        """
+        alone = {name for name, count in self._counts.items() if count == 1 and LayerRef(name) in self._refs}
+        return {call.name if call.name in alone else f"{call.name}#{call.number}": call for call in self._calls}
 
 
 class Call:
@@ -309,13 +313,13 @@ class Recording(Tabular, NumberedCalls, Mapping[str, Call]):
     """
 
     def __init__(
-        self, model: nn.Module, layers: Layers, keep: Make, *, inputs: bool, outputs: bool, gradients: bool
+        self, model: nn.Module, layers: Layers, reduce: Make | None, *, inputs: bool, outputs: bool, gradients: bool
     ) -> None:
         super().__init__(model, layers, gradients=gradients)
         modules = modules_by_name(model)
         recorded_names = {module: name for name, module in self._layers.items()}
         self._names = {name: recorded_names[module] for name, module in modules.items() if module in recorded_names}
-        self._keep, self._inputs, self._outputs = keep, inputs, outputs
+        self._reduce, self._inputs, self._outputs = reduce, inputs, outputs
 
     def __repr__(self) -> str:
         """Return one line with the names of the first calls."""
@@ -342,7 +346,7 @@ class Recording(Tabular, NumberedCalls, Mapping[str, Call]):
 
     def __iter__(self) -> Iterator[str]:
         """Return the names of the calls, numbered if a layer ran several times or was selected by call number."""
-        return iter([self._key(call.name, call.number) for call in self._calls])
+        return iter(self.by_name())
 
     def __contains__(self, key: object) -> bool:
         """Return whether exactly one call has that name."""
@@ -380,12 +384,12 @@ class Recording(Tabular, NumberedCalls, Mapping[str, Call]):
         return calls[digits]  # type: ignore[no-any-return]
 
     def _begun(self, name: str, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:  # noqa: ARG002
-        return _kept((arguments, keywords), self._keep) if self._inputs else None
+        return self._kept((arguments, keywords)) if self._inputs else None
 
     def _ended(self, name: str, module: nn.Module, begun: Any, output: Any) -> Call:  # noqa: ARG002
         call = Call(name, self._counts[name], begun)
         if self._outputs:
-            call._output = (_kept(output, self._keep),)
+            call._output = (self._kept(output),)
         if self._reads_gradients:
             numbers = itertools.count()
             call._tensor_numbers = mapped(output, lambda item: next(numbers) if isinstance(item, Tensor) else None)
@@ -394,7 +398,24 @@ class Recording(Tabular, NumberedCalls, Mapping[str, Call]):
 
     def _take_gradient(self, call: Call, number: int, gradient: Tensor | None) -> None:
         if gradient is not None:
-            call._gradients_by_pass.setdefault(backward_pass(), {})[number] = self._keep(gradient)
+            call._gradients_by_pass.setdefault(backward_pass(), {})[number] = self._kept(gradient)
+
+    def _kept(self, value: Any) -> Any:
+        """Return a copy of what a layer takes or returns, with a statistic for each tensor if ``reduce`` makes one."""
+        return mapped(value, lambda item: self._copied(item) if isinstance(item, Tensor) else plain(item))
+
+    def _copied(self, tensor: Tensor) -> Any:
+        detached = tensor.detach()
+        if self._reduce is None:
+            # Gradients too: if the output is a view, PyTorch may use their memory for ``.grad`` and add to it.
+            return detached.clone()
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            return None
+
+        def own(part: Tensor) -> Tensor:
+            return part.detach().clone() if shares_memory(part, detached) else part.detach()
+
+        return with_tensors(self._reduce(detached), own)
 
 
 @contextmanager
@@ -441,14 +462,9 @@ def record(
     (['0', '1'], torch.Size([5, 2, 2, 2]), torch.Size([5, 2, 2, 2]))
 
     """
-    keep = partial(_copied_or_reduced, reduce)
-    recording = Recording(model, layers, keep, inputs=inputs, outputs=outputs, gradients=gradients)
+    recording = Recording(model, layers, reduce, inputs=inputs, outputs=outputs, gradients=gradients)
     with recording.hooked():
         yield recording
-
-
-def _kept(value: Any, keep: Make) -> Any:
-    return mapped(value, lambda item: keep(item) if isinstance(item, Tensor) else plain(item))
 
 
 def differentiable(output: Any) -> list[tuple[int, Tensor]]:
@@ -466,20 +482,6 @@ def why_no_gradient(output: Any) -> str:
         "it ran while gradients are off, as under no_grad, inference_mode or reentrant checkpointing "
         "(torch.utils.checkpoint with use_reentrant=True; False works)"
     )
-
-
-def _copied_or_reduced(reduce: Make | None, tensor: Tensor) -> Any:
-    if reduce is None:
-        # Gradients are copied too: if the output is a view, PyTorch may use their memory for ``.grad`` and add to it.
-        return tensor.detach().clone()
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        return None
-    detached = tensor.detach()
-
-    def own(part: Tensor) -> Tensor:
-        return part.detach().clone() if shares_memory(part, detached) else part.detach()
-
-    return with_tensors(reduce(detached), own)
 
 
 @contextmanager

@@ -317,7 +317,7 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
             hooks.close()
 
     def _write_layers(self, recorded: LayerPass, step: int) -> None:
-        for key, call in recorded.calls.items():
+        for key, call in recorded.by_name().items():
             name, row = key or THE_MODEL, call.row
             for place, (number, numbers) in enumerate(call.outputs.items()):
                 tag = f"{name}/{place}" if len(call.outputs) > 1 else name

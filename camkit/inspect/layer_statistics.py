@@ -363,11 +363,6 @@ class LayerPass(NumberedCalls):
         for name, module in modules_by_name(model).items():
             self._axes[name] = axis = channel_axis(module, axis)
 
-    @property
-    def calls(self) -> dict[str, LayerCall]:
-        """The calls in the order in which they ended, by the names of their layers; 'relu#2' is one of several."""
-        return {self._key(call.name, call.number): call for call in self._calls}
-
     def _begun(self, name: str, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> LayerCall:
         call = LayerCall(name, module)
         tensors = [*filter(_has_fractions, tensors_in((arguments, keywords)))] if self._closely else []
@@ -539,7 +534,7 @@ def measure(
         loss, loss_name = score(model(leaf.clone()))
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         norms = _differentiate(loss, leaf, trained)
-    calls = layers.calls
+    calls: dict[str, LayerCall] = layers.by_name()
     return Measured(
         tuple(_rows(calls, norms)),
         None if loss is None or not loss.requires_grad else float(loss.detach()),

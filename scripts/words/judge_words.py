@@ -12,7 +12,6 @@ over a tenth, a fifth and three tenths of the cells.
 from __future__ import annotations
 
 import argparse
-import functools
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -126,12 +125,11 @@ def causal(reading: Reading, words: Sequence[int], maps: Tensor, references: int
     hot = hot @ reading.places.shares > 0  # (W, S, n); a class token is neither deleted nor kept
     rows = []
     for number, word in enumerate(words):
-        score = functools.partial(explain.scores, reading.cut, reading.text, [reading.found[word].tokens])
-        own = score(tokens[None]).exp().item()
-        found = {}
+        of_word = reading.cut, reading.text, [reading.found[word].tokens]
+        own, found = explain.scores(*of_word, tokens[None]).exp().item(), {}
         for name, keep in (("deleted", ~hot[number]), ("kept", hot[number])):
             versions = [torch.where(keep[..., None], tokens, other) for other in reading.references[:references]]
-            found[name] = float(score(torch.cat(versions)).exp().mean()) / own
+            found[name] = float(explain.scores(*of_word, torch.cat(versions)).exp().mean()) / own
         rows.append(found)
     return rows
 

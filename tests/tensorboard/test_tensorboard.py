@@ -411,10 +411,10 @@ def test_a_model_is_saved_and_copied_while_it_is_watched(tmp_path):
         net(batch()[0])  # a step has begun
         torch.save(net, tmp_path / "running.pt")
         running = copy.deepcopy(net)
-        before = list(watch._recorded.calls)
+        before = list(watch._recorded.by_name())
         for one in (waiting, running, *(torch.load(file, weights_only=False) for file in tmp_path.glob("*.pt"))):
             one(batch()[0])
-        assert list(watch._recorded.calls) == before  # the hooks of copies do nothing
+        assert list(watch._recorded.by_name()) == before  # the hooks of copies do nothing
     alone = (
         "import sys; sys.modules['camkit'] = None; import torch\n"
         "for file in sys.argv[1:]:\n"
