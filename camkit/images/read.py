@@ -282,8 +282,8 @@ def from_array(array: np.ndarray) -> Image.Image:
     if not is_picture or not (array.dtype == np.uint8 or (is_float and array.min() >= 0 and array.max() <= 1)):
         raise ImageError(
             "an array must be uint8 (0 to 255) or floating point from 0 to 1, and have the shape H x W x 3 (or x 1, "
-            f"x 4, or H x W), not {array.dtype} of {array.shape}; pass channels-first and normalised images as a "
-            "torch.Tensor"
+            f"x 4, or H x W), unlike this one of {array.dtype} and shape {array.shape}; pass channels-first and "
+            "normalised images as a torch.Tensor"
         )
     if is_float:
         array = np.rint(array * 255).astype(np.uint8)
