@@ -83,9 +83,6 @@ Values = Float[np.ndarray, "*size c"]
 _TOLERANCE = 1e-4
 """The error that may remain, as a share of the standard deviation: a hundredth of ROAD's noise."""
 
-_LEAST = 8
-"""A correction of at most this many times the rounding of the largest value counts as none."""
-
 
 def fill_linearly(
     picture: Float[Tensor, "c *size"], hole: Bool[Tensor, "*size"], tolerance: float = _TOLERANCE
@@ -107,7 +104,8 @@ def fill_linearly(
     exact = picture.double() if hole.dim() == 1 or picture.dtype == torch.float64 else picture.float()
     known = exact.reshape(len(exact), -1)[:, ~hole.flatten()]
     spread, largest = float(known.std(unbiased=False)), float(known.abs().max())
-    limit = max(tolerance * spread, _LEAST * torch.finfo(exact.dtype).eps * largest)
+    # A correction of at most 8 times the rounding of the largest value counts as none.
+    limit = max(tolerance * spread, 8 * torch.finfo(exact.dtype).eps * largest)
     filled = [
         _solved(np.ascontiguousarray(np.moveaxis(part.numpy(), 0, -1)), hole.reshape(size).numpy(), limit)
         for part in exact.reshape(-1, *size).split(OPENCV_CHANNELS)

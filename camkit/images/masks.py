@@ -43,9 +43,6 @@ _WHITE, _NEAR_WHITE = 1 / 4, 15 / 16
 """In a mask with a soft edge, at least the first share of what is not black is nearly white: above the second share of
 the largest value. In indices of classes, 255 as a class measured 0.18."""
 
-_ALIKE = 1 / 2
-"""In a mask, at least this share of the pixels has the value of the pixel to the left; in photographs, few have."""
-
 _BORDERS = {255, 65535, VIVID | 0xE0E0C0}
 """Values of the border around objects: the highest of 8 and of 16 bits, white, and Pascal VOC's (224, 224, 192)."""
 
@@ -147,7 +144,8 @@ def _convention(pixels: Counter[int], borders: set[int], alike: float) -> MaskRe
         middle = (low + high) / 2
         words = f"the levels between {low} and {high} are a soft edge: the object is above {middle:g}"
         return MaskReading(words, above=middle)
-    if 0 not in pixels or alike < _ALIKE:
+    # In a mask, half of the pixels have the value of the pixel to the left; in photographs, few have.
+    if 0 not in pixels or alike < 1 / 2:
         return None
     words = f"every value but 0 is an object ({_listed(objects - borders)})"
     around = f"; {_listed(borders)} is a border, neither object nor background" if borders else ""

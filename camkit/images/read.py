@@ -81,7 +81,8 @@ def open_draft(path: str | Path, shorter: int | None, data: bytes | None = None)
 
     with as_error(ImageError, said), opened(path, data) as picture:
         longest = max(picture.size)
-        if shorter is not None and picture.format in _DRAFTED:
+        # These formats are decoded at a reduced size; MPO is a JPEG with further views, as many phones write it.
+        if shorter is not None and picture.format in ("JPEG", "MPO"):
             ratio = shorter / min(picture.size)
             picture.draft(None, (math.ceil(picture.width * ratio), math.ceil(picture.height * ratio)))
             reduction = longest / max(picture.size)
@@ -101,8 +102,6 @@ _OTHER_FORMATS = {
     ),
 }
 """Formats that Pillow alone does not read, and what to do."""
-_DRAFTED = ("JPEG", "MPO")
-"""Formats that are decoded at a reduced size; MPO is a JPEG with further views, as many phones write it."""
 _ANIMATED = {".gif": "GIF", ".png": "PNG", ".apng": "PNG", ".webp": "WEBP", ".avif": "AVIF"}
 """The suffixes of pictures that may be animated, with the names that Pillow has for their formats."""
 
@@ -282,8 +281,8 @@ def from_array(array: np.ndarray) -> Image.Image:
     is_float = np.issubdtype(array.dtype, np.floating) and is_picture
     if not is_picture or not (array.dtype == np.uint8 or (is_float and array.min() >= 0 and array.max() <= 1)):
         raise ImageError(
-            "an array must have the shape H x W x 3 (or x 1, x 4, or H x W), and be uint8 (0 to 255) or floating point "
-            f"from 0 to 1, but this one has the shape {array.shape} and is {array.dtype}; pass channels-first and "
+            "an array must be uint8 (0 to 255) or floating point from 0 to 1, and have the shape H x W x 3 (or x 1, "
+            f"x 4, or H x W), unlike this one of {array.dtype} and shape {array.shape}; pass channels-first and "
             "normalised images as a torch.Tensor"
         )
     if is_float:

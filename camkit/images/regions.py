@@ -167,11 +167,8 @@ class CropBoxes:
             return views[key]
         is_preset = isinstance(preprocess, ImageClassification)
         view = View(_preset_box(preprocess, size)) if is_preset else _measured_view(preprocess, size, output)
-        return keep_last(views, key, view, _MOST_SIZES)
-
-
-_MOST_SIZES = 4096
-"""Boxes are kept for this many picture sizes: more than a folder of photos has, in some ten megabytes."""
+        # A folder of photos has fewer sizes; these boxes take some ten megabytes.
+        return keep_last(views, key, view, 4096)
 
 
 def _preset_box(preset: ImageClassification, size: tuple[int, int]) -> Box:
@@ -342,10 +339,6 @@ class ShadesBySize:
         return shades
 
 
-_REPEATS = 8
-"""Repetitions that tell a random preprocessing from a fixed one: a flip with probability 1/2 shows in all but 0.4 %."""
-
-
 def measure_shades(preprocess: Preprocess, size: tuple[int, int]) -> Shades:
     """Return what a preprocessing makes of a black and a white picture of ``size`` (width, height).
 
@@ -360,7 +353,8 @@ def measure_shades(preprocess: Preprocess, size: tuple[int, int]) -> Shades:
     if generators() != before:  # an asymmetric picture then shows whether it draws them by chance
         across, down = np.meshgrid(*(np.linspace(0, end, side) for end, side in zip((155, 100), size, strict=True)))
         picture = Image.fromarray((across + down).astype(np.uint8)).convert("RGB")
-        first, *others = (_apply(preprocess, picture) for _ in range(1 + _REPEATS))
+        # A flip with probability 1/2 shows in all but 0.4 % of 8 repetitions.
+        first, *others = (_apply(preprocess, picture) for _ in range(1 + 8))
         if not all(torch.equal(first, other) for other in others):
             raise InputError(
                 f"{_CANNOT_FOLLOW}: its result is random; pass the preprocessing for evaluation, without augmentation"

@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import math
+import re
 import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -108,14 +109,11 @@ def _script(request: Request, path: Path) -> LoadedModel:
     return described(box, request, (None, COLOURS, None, None), kind, metadata)
 
 
-_KEEPING = ("aten::to", "aten::clamp", "aten::clip", "aten::contiguous", "aten::clone", "aten::detach", "aten::float")
-"""Operations after a sigmoid that leave its results as they are."""
-
-
 def _ends_in_sigmoid(script: torch.jit.ScriptModule) -> bool:
     graph = script.inlined_graph  # the nodes live as long as it does
     node = next(graph.outputs()).node()
-    while node.kind() in _KEEPING:
+    # These operations leave the results of a sigmoid as they are.
+    while re.fullmatch("aten::(to|clamp|clip|contiguous|clone|detach|float)", node.kind()):
         node = next(node.inputs()).node()
     return str(node.kind()) in ("aten::sigmoid", "aten::sigmoid_")
 

@@ -347,10 +347,6 @@ def _prepared(request: Request, name: str) -> Prepare:
 
 Detections = dict[str, Tensor]
 
-_MOST_BOXES = 100
-"""The most boxes of a picture: as many as the libraries' own decoding returns for most of these networks. A network
-with fewer queries returns as many as it has queries."""
-
 
 def boxes(
     model: nn.Module,
@@ -388,7 +384,9 @@ def _best(logits: Float[Tensor, "q k"], corners: Float[Tensor, "q 4"], classes: 
         queries, labels, scores = order, labels[order], scores[order]
     else:
         flat = logits.sigmoid().flatten()
-        order = flat.detach().argsort(descending=True, stable=True)[: min(_MOST_BOXES, len(logits))]
+        # The libraries' own decoding returns 100 boxes for most of these networks; a network with fewer queries, one
+        # for each.
+        order = flat.detach().argsort(descending=True, stable=True)[: min(100, len(logits))]
         queries, labels, scores = order // logits.shape[1], order % logits.shape[1], flat[order]
     return {"boxes": corners[queries], "scores": scores, "labels": labels, "logits": logits[queries, labels]}
 

@@ -139,11 +139,13 @@ class TopTarget(OfClasses):
 
     Attributes:
         rank: which of them, from 1.
+        of: how many the caller asked for, for the error.
         background: whether class 0 is the background; filled in when the target is bound to a model.
         threshold: the class or box is absent if its probability or score is not above this.
     """
 
     rank: int = 1
+    of: int | None = field(default=None, compare=False)
     background: bool = field(default=False, compare=False)
     threshold: float | None = None
 
@@ -166,7 +168,8 @@ class TopTarget(OfClasses):
         maps = maps_of(output, batch)
         logits = logits_of(output, batch) if maps is None else maps
         if self.rank > logits.shape[1]:
-            raise TargetError(f"the model has only {logits.shape[1]} classes, so there are no {self.rank} best ones")
+            asked = self.of or self.rank
+            raise TargetError(f"there are no {asked} best classes: the model has only {logits.shape[1]} classes")
         if maps is not None:
             largest = by_area(maps, self.rank, skip_first=self.background, activation=self.activation)
             return class_on_map(maps, largest, None, activation=self.activation)
@@ -424,7 +427,7 @@ def top(count: int) -> list[TopTarget]:
         TargetError: ``count`` is not a whole number of at least 1.
     """
     count = whole_number(count, "the number of best classes", 1, TargetError)
-    return [TopTarget(rank) for rank in range(1, count + 1)]
+    return [TopTarget(rank, of=count) for rank in range(1, count + 1)]
 
 
 def above(threshold: float = 0.5) -> AboveTarget:

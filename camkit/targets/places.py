@@ -40,8 +40,6 @@ mask."""
 _SIDES: Mapping[str, tuple[int, int]] = {"left": (0, -1), "top": (1, -1), "right": (2, 1), "bottom": (3, 1)}
 """The place of each side in a box, and the sign with which it moves outwards."""
 
-_KINDS: Mapping[str, str] = {"objectness": "objectness", "mask": "mean logit, inside the mask,"}
-
 
 def ranked_box(
     images: Sequence[Detections],
@@ -109,7 +107,8 @@ def box_scores(
     have_labels = all("labels" in detections for detections in images)
     kind = "logit" if all("logits" in detections for detections in images) else "score"
     if part is not None:
-        kind = _KINDS.get(part, f"distance in pixels, outwards, of the {part} side")
+        kinds = {"objectness": "objectness", "mask": "mean logit, inside the mask,"}
+        kind = kinds.get(part, f"distance in pixels, outwards, of the {part} side")
     return Scores(
         values=torch.stack([each.sum() * 0 if number is None else each[number] for each, number in explained]),
         indices=tuple(-1 if number is None else int(found["labels"][number]) for found, number in pairs)

@@ -328,7 +328,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["a.jpg", "-m", "demo-fair", "--target", "plain"], "did you mean 'plane'"),
     (["a.jpg", "-m", "demo-fair", "--top-k", "0"], "must be a whole number from 1"),
     (["a.jpg", "-m", "demo-fair", "--top-k", "2", "--target", "car"], "cannot be combined"),
-    ([str(PLANE), "-m", "demo-fair", "--top-k", "9"], "the model has only 4 classes"),
+    ([str(PLANE), "-m", "demo-fair", "--top-k", "9"], "there are no 9 best"),
     (["a.jpg", "-m", "demo-fair", "--style", "overly"], "did you mean 'overlay'"),
     (["a.jpg", "-m", "demo-fair", "-s", "overlay", "-s", "figure"], "-s specified multiple times"),
     (["a.jpg", "-m", "demo-fair", "--alpha", "2"], "between 0 and 1"),
