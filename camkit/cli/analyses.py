@@ -18,8 +18,8 @@ from rich.text import Text
 import camkit
 from camkit.app.serve import serve
 from camkit.app.viewer import Viewer
+from camkit.cli.explain import events_into, load, need_pictures, refuse_existing
 from camkit.cli.options import OptionalModel
-from camkit.cli.running import events_into, load, need_pictures, refuse_existing
 from camkit.cli.terminal import TALK, emit, fail, print_table, printer, say, stages
 from camkit.demo import scenes
 from camkit.drawing import overlay

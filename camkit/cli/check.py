@@ -15,8 +15,8 @@ from camkit.background.check import finish_check, plan_check, spread, starter_co
 from camkit.background.data import read_class_map, read_data
 from camkit.background.mend import check_before, export_composites, mended, nothing_to_mend
 from camkit.background.rule import said
+from camkit.cli.explain import actors_of, events_into, load, on_cluster, refuse_existing
 from camkit.cli.options import OptionalModel
-from camkit.cli.running import actors_of, events_into, load, on_cluster, refuse_existing
 from camkit.cli.terminal import TALK, emit, print_table, printer, say, stages
 from camkit.demo.scenes import labelled_scenes
 from camkit.errors import InputError, printable, refuse

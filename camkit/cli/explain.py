@@ -1,16 +1,18 @@
-"""The work of ``camkit PICTURES``: explains pictures, and prints each row when it is finished: as text, JSON or CSV."""
+"""The work of ``camkit PICTURES``, which prints each row when it is finished, and what other commands share with it."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -20,12 +22,12 @@ from rich.text import Text
 
 import camkit
 from camkit.cli.options import TargetOptions
-from camkit.cli.running import actors_of, events_into, load, need_pictures, on_cluster, refuse_existing
 from camkit.cli.terminal import TALK, QuietConsole, emit, printer, say
 from camkit.drawing import overlay
 from camkit.drawing.figure import percent
 from camkit.engine.passes import usable_precision
 from camkit.errors import CamkitError, InputError, OutputError, as_cell, printable, refuse
+from camkit.explaining.explainer import loading
 from camkit.explaining.explanation import FIELDS
 from camkit.images.files import csv_line, refuse_input, refuse_other_file, write_picture
 from camkit.images.listing import Pictures
@@ -33,13 +35,90 @@ from camkit.images.masks import MaskFile, understand_masks
 from camkit.images.prepare import prepare
 from camkit.images.read import open_picture
 from camkit.images.regions import check_crop, preprocess_region
+from camkit.kit.store import fingerprint
 from camkit.kit.wording import counted, listed
 from camkit.methods import find_method
-from camkit.models import device_of
+from camkit.models import device_of, load_model
+from camkit.models.loaded import LoadedModel
 from camkit.options import Explain, Model, Precision, Results
+from camkit.scale.cluster import Cluster, Pool, connected
 from camkit.scale.folder import Result, Run
 from camkit.scale.job import Job, Written, free_file, slug
 from camkit.types import Failure, Preprocess
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+def load(source: Model, *, pretrained: bool = True, trainable: bool = False) -> LoadedModel:
+    """Load the model that the options name, and say what the user should know about it."""
+    given = {**loading(source), "pretrained": pretrained, "trainable": trainable}
+    loaded = load_model(source.name or "", device=source.device, **given)
+    if loaded.note:
+        say(loaded.note)
+    if TALK.verbose:
+        parameters = sum(parameter.numel() for parameter in loaded.module.parameters())
+        say(f"{loaded.name}: {parameters:,} parameters on {device_of(loaded.module)}", "dim")
+    return loaded
+
+
+@contextlib.contextmanager
+def actors_of(ray: bool | str) -> Iterator[Pool | None]:
+    """Connect to the cluster that ``--ray`` names, and yield the actors that it has room for; None without ``--ray``.
+
+    Raises:
+        InputError: Ray is not installed, no cluster answers, or it has no room.
+    """
+    if ray is False:
+        yield None
+        return
+    with connected(None if ray is True else ray, quiet=not TALK.verbose):
+        pool = Pool.of_cluster()
+        say(str(pool))
+        yield pool
+
+
+def on_cluster(source: Model, pool: Pool, loaded: LoadedModel) -> Cluster:
+    """Return actors that load the model; ``loaded`` is the same model in this process."""
+    make = functools.partial(load_model, source.name or "", **loading(source))
+    return Cluster(pool, make, fingerprint(loaded), source.device)
+
+
+@contextlib.contextmanager
+def events_into(folder: Path | None) -> Iterator[SummaryWriter | None]:
+    """Open a writer of TensorBoard event files before anything is computed; yield None if there is no folder."""
+    if folder is None:
+        yield None
+        return
+    usual_hook = threading.excepthook
+
+    def hook(failed: threading.ExceptHookArgs) -> None:
+        """Pass on all but what TensorBoard's own thread fails to write: closing the events reports that."""
+        is_writer = type(failed.thread).__module__.startswith("tensorboard.")
+        if not (is_writer and isinstance(failed.exc_value, OSError)):
+            usual_hook(failed)
+
+    with mock.patch.object(threading, "excepthook", hook), camkit.tensorboard.opened(folder) as events:
+        yield events
+
+
+def need_pictures(pictures: Sequence[object], example: str) -> None:
+    """Refuse a command without pictures.
+
+    Raises:
+        InputError: there is none.
+    """
+    refuse((not pictures, f"name at least one picture: camkit {example} --model resnet50"))
+
+
+def refuse_existing(file: Path, option: str, *, overwrite: bool) -> None:
+    """Refuse to replace a file without ``--overwrite``.
+
+    Raises:
+        OutputError: it exists, and may not be replaced.
+    """
+    exists = f"{file} exists already; name another file with {option}, or pass --overwrite"
+    refuse((file.exists() and not overwrite, exists), kind=OutputError)
 
 
 def mask_on_input(file: Path, pictures: Sequence[Path], preprocess: Preprocess | None) -> np.ndarray:
