@@ -147,6 +147,21 @@ def test_random_ctrl_c_in_a_check_leaves_nothing(tmp_path: Path, alarm: Callable
     assert times_interrupted(model, check, 16, alarm, wait_for_readers) > 4
 
 
+def test_a_thread_that_cannot_start_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, before, started = threading.Thread.start, torch.get_num_threads(), []
+
+    def start_one(thread: threading.Thread) -> None:
+        started.append(thread)
+        if len(started) > 1:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        list(in_order([Task(int, in_thread=True)] * 4, workers=3, ahead=3, cores=1))
+    assert torch.get_num_threads() == before
+
+
 UNCLOSED = """
 import functools
 from camkit.engine.streams import Task, in_order
