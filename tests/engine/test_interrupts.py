@@ -27,6 +27,7 @@ import camkit
 import camkit.hooks
 from camkit.engine import guard
 from camkit.engine.guard import interruptible, undisturbed
+from camkit.engine.streams import Task, in_order
 
 SIZE = 16
 

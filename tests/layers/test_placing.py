@@ -138,6 +138,9 @@ def moves_of(size: tuple[int, int], draw: random.Random) -> dict[str, tuple[Move
     def stacked(x: Tensor) -> Tensor:
         return torch.stack(x.unbind(3)[::-1], 3)
 
+    def indexed(x: Tensor) -> Tensor:
+        return x[:, :, torch.arange(x.shape[2] - 1, -1, -1)]
+
     def windows(x: Tensor) -> Tensor:
         """Put the cells of each 2 x 2 window one after the other."""
         return x.unflatten(3, (-1, 2)).unflatten(2, (-1, 2)).transpose(3, 4).flatten(2).view_as(x)
@@ -152,6 +155,7 @@ def moves_of(size: tuple[int, int], draw: random.Random) -> dict[str, tuple[Move
         "turn and mirror": (lambda x: x.rot90(1, (2, 3)).flip(2), lambda x: x.flip(2).rot90(-1, (2, 3))),
         "mirror": (lambda x: x.flip(3), lambda x: x.flip(3)),
         "mirror by stacking": (stacked, stacked),
+        "mirror by indexing": (indexed, indexed),
         "mirror the order": (lambda x: x.flatten(2).flip(2).view_as(x), lambda x: x.flatten(2).flip(2).view_as(x)),
         "roll down": (lambda x: x.roll(down, 2), lambda x: x.roll(-down, 2)),
         "roll both": (lambda x: x.roll((down, across), (2, 3)), lambda x: x.roll((-down, -across), (2, 3))),
