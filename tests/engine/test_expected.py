@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 from heads import CASES, CLASS, SIZE, built
-from networks import network
-from oracles import as_float64, expected
+from networks import classifier
 from PIL import Image
 from tiers import rows_represented
 from torch import Tensor, nn
@@ -23,7 +22,6 @@ from camkit.cli import main
 from camkit.engine.passes import to_grid
 from camkit.errors import CamkitError, ImageError, LayerError, MethodError
 from camkit.images.prepare import MOST_REFERENCES, smooth_noise
-from camkit.methods import METHODS
 from camkit.methods.on_one_picture import _shares
 from camkit.targets import above, direction, finer, top
 from camkit.types import LayerRef
@@ -77,27 +75,7 @@ class ByHook:
         return total, float(score(logits).detach()), float(np.mean(scores))
 
 
-def assert_equals_definition(
-    found: camkit.Explanation, definition: tuple[Tensor, float, float], to_cells: Callable[[Tensor], Tensor]
-) -> None:
-    total, score, mean = definition
-    cells = to_cells(total).sum(1)[0].numpy()
-    assert np.abs(cells).max() > 0
-    np.testing.assert_allclose(found.raw, cells, rtol=0, atol=2e-5 * np.abs(cells).max())
-    compared, rounding = found.references, 2e-5 * max(abs(score), abs(mean), np.abs(cells).max() * cells.size)
-    assert compared is not None
-    assert (compared.score, compared.mean) == pytest.approx((score, mean), abs=rounding)
-    assert compared.elsewhere == pytest.approx(float(total.sum()) - cells.sum(), abs=rounding)
-    assert found.residual == pytest.approx(score - mean - float(total.sum()), abs=3 * rounding)
-
-
 # --- the formula
-
-
-def test_the_map_equals_its_formula() -> None:
-    draws = torch.randn(11, 4, 3, 5, generator=torch.Generator().manual_seed(1))
-    found = METHODS["expected"].weights(draws[:1], draws[1:6], draws[6:])
-    np.testing.assert_allclose(as_float64(found[0]), expected(draws[0], draws[1:6], draws[6:]), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -106,33 +84,20 @@ def test_every_kind_of_head_equals_the_definition(name: str) -> None:
     model, ref, layout, image = built(name)
     with unchanged(model):
         found = explained(model, image, str(ref), references=references())
-    definition = ByHook(model, ref).map(image, references(), log_odds)
-    assert_equals_definition(found, definition, lambda total: to_grid(total, layout))
-    assert (found.references.elsewhere == 0) == (layout.prefix == 0)
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize(
-    ("name", "layer"),
-    [("resnet18", "layer2"), ("swin_t", "features.3"), ("vit_b_32", "encoder.layers.encoder_layer_5")],
-)
-def test_real_networks_equal_the_definition(name: str, layer: str) -> None:
-    def to_cells(total: Tensor) -> Tensor:
-        if name == "swin_t":
-            return total.permute(0, 3, 1, 2)
-        return total if total.dim() == 4 else total[:, 1:].mT.unflatten(2, (2, 2))
-
-    model, image = network(name), torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(5))
-    found = explained(model, image, layer, references=references(64, 3))
-    definition = ByHook(model, LayerRef(layer)).map(image, references(64, 3), log_odds)
-    assert_equals_definition(found, definition, to_cells)
+    total, score, mean = ByHook(model, ref).map(image, references(), log_odds)
+    cells = to_grid(total, layout).sum(1)[0].numpy()
+    assert np.abs(cells).max() > 0
+    np.testing.assert_allclose(found.raw, cells, rtol=0, atol=2e-5 * np.abs(cells).max())
+    compared, rounding = found.references, 2e-5 * max(abs(score), abs(mean), np.abs(cells).max() * cells.size)
+    assert compared is not None
+    assert (compared.score, compared.mean) == pytest.approx((score, mean), abs=rounding)
+    assert compared.elsewhere == pytest.approx(float(total.sum()) - cells.sum(), abs=rounding)
+    assert (compared.elsewhere == 0) == (layout.prefix == 0)
+    assert found.residual == pytest.approx(score - mean - float(total.sum()), abs=3 * rounding)
 
 
 def test_the_cells_of_a_linear_head_sum_to_the_difference() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)
-    ).eval()
+    model = classifier(nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.Conv2d(8, 8, 3), classes=3)
     image = torch.randn(3, SIZE, SIZE)
     found = explained(model, image, "1", direction("+", CLASS), references=references())
     with torch.no_grad():
@@ -180,11 +145,10 @@ class Custom(nn.Module):
 
 
 @pytest.mark.parametrize("last", [nn.Softmax(1), nn.LogSoftmax(1), Custom()], ids=lambda last: type(last).__name__)
-@pytest.mark.parametrize("scale", [30.0])
-def test_a_model_that_returns_probabilities_has_the_map_of_its_logits(last: nn.Module, scale: float) -> None:
+def test_a_model_that_returns_probabilities_has_the_map_of_its_logits(last: nn.Module) -> None:
     model, ref, _, image = built("chain")
     with torch.no_grad():
-        model[6].weight *= scale
+        model[6].weight *= 30
     plain = explained(model, image, str(ref), references=references())
     found = explained(nn.Sequential(*model, last).eval(), image, str(ref), references=references())
     np.testing.assert_allclose(found.raw, plain.raw, rtol=0, atol=2e-4 * np.abs(plain.raw).max())
@@ -320,9 +284,7 @@ def test_noise_fills_the_range_of_the_inputs_and_is_the_same_in_every_run() -> N
 
 @pytest.mark.parametrize("shape", [(1, 40), (2, 6, 8, 10)])
 def test_signals_and_volumes_are_compared_with_noise_too(shape: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
-    conv, pool = (nn.Conv1d, nn.AdaptiveAvgPool1d) if len(shape) == 2 else (nn.Conv3d, nn.AdaptiveAvgPool3d)
-    model = nn.Sequential(conv(shape[0], 6, 3), nn.ReLU(), pool(1), nn.Flatten(), nn.Linear(6, 3)).eval()
+    model = classifier(getattr(nn, f"Conv{len(shape) - 1}d")(shape[0], 6, 3), nn.ReLU(), classes=3)
     found = explained(model, torch.randn(shape), "1")
     assert found.status != "non_finite"
     assert abs(found.residual) < 0.2
@@ -360,16 +322,6 @@ def test_every_precision_computes_in_fp32(precision: Any) -> None:
         explained(model, image, str(ref), references=references(), precision=each) for each in ("fp32", precision)
     )
     np.testing.assert_array_equal(found.raw, plain.raw)
-
-
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_gpu_gives_the_same_map() -> None:
-    model, image = network("vit_b_32"), torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(5))
-    plain = explained(model, image, "encoder.layers.encoder_layer_5", references=references(64, 4))
-    on_gpu = copy.deepcopy(model).cuda()
-    found = explained(on_gpu, image, "encoder.layers.encoder_layer_5", references=references(64, 4))
-    assert np.corrcoef(found.raw.ravel(), plain.raw.ravel())[0, 1] > 0.999
 
 
 def test_the_command_takes_references_and_a_table_remembers_them(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import gc
-import os
 import random
 import signal
 import subprocess
@@ -14,12 +12,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from ctrl_c import nothing_runs
+from folders import write_pictures
 from networks import classifier
 from PIL import Image
 from tiers import represented_by
@@ -28,10 +25,17 @@ from unchanged import unchanged
 
 import camkit
 import camkit.hooks
+from camkit.engine import guard
 from camkit.engine.guard import interruptible, undisturbed
 from camkit.engine.streams import Task, in_order
 
 SIZE = 16
+
+
+def nothing_runs() -> bool:
+    """Tell whether camkit believes that no pass is running, Ctrl-C has its usual handler, and no mode is left."""
+    idle = not (guard._ctrl_c.blocks or guard._in_use or torch.overrides._len_torch_function_stack())
+    return idle and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def small() -> nn.Module:
@@ -73,37 +77,45 @@ def alarm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], None]]:
     signal.signal(signal.SIGALRM, before)
 
 
-def interrupted(call: Callable[[], None], alarm: Callable[[float], None], seconds: float) -> bool:
-    """Run a call, send a Ctrl-C after some seconds, and return whether that interrupted the call."""
-    try:
-        alarm(max(seconds, 1e-6))
-        call()
-        alarm(0)
-    except KeyboardInterrupt:
-        return True
-    return False
+def times_interrupted(
+    model: nn.Module, call: Callable[[], None], times: int, alarm: Callable[[float], None], after: Callable[[], None]
+) -> int:
+    """Run a call some times, each with a Ctrl-C at a random moment; return how many of them interrupted it.
+
+    ``after`` runs after each call, and then nothing may be left.
+    """
+    chance, came = random.Random(7), 0
+    call()
+    start = time.perf_counter()
+    call()
+    seconds = time.perf_counter() - start
+    for _ in range(times):
+        with unchanged(model):
+            try:
+                alarm(max(1.1 * seconds * chance.random(), 1e-6))
+                call()
+                alarm(0)
+            except KeyboardInterrupt:
+                came += 1
+            after()
+        assert nothing_runs()
+    return came
 
 
 @pytest.mark.parametrize("door", represented_by(explain, among=DOORS))
 def test_random_ctrl_c_leaves_nothing(
     door: Callable[[nn.Module, torch.Tensor], None], alarm: Callable[[float], None]
 ) -> None:
-    model, images, chance = small(), torch.randn(2, 3, SIZE, SIZE), random.Random(7)
+    model, images = small(), torch.randn(2, 3, SIZE, SIZE)
     if door is record:
         model.eval()
-    door(model, images)
-    start = time.perf_counter()
-    door(model, images)
-    seconds = time.perf_counter() - start
-    came = 0
-    for _ in range(DOORS[door]):
-        with unchanged(model):
-            came += interrupted(lambda: door(model, images), alarm, 1.2 * seconds * chance.random())
-            hooked = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-            if door is record and (hooked or not nothing_runs()):
-                gc.collect()  # the caller's own code runs in the block; if contextlib was interrupted, this ends it
-        assert nothing_runs()
-    assert came > DOORS[door] / 4
+
+    def collect() -> None:
+        hooked = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+        if door is record and (hooked or not nothing_runs()):
+            gc.collect()  # the caller's own code runs in the block; if contextlib was interrupted, this ends it
+
+    assert times_interrupted(model, lambda: door(model, images), DOORS[door], alarm, collect) > DOORS[door] / 4
 
 
 def wait_for_readers() -> None:
@@ -117,74 +129,23 @@ def wait_for_readers() -> None:
 
 @pytest.mark.extended
 def test_random_ctrl_c_in_a_check_leaves_nothing(tmp_path: Path, alarm: Callable[[float], None]) -> None:
-    chance, generator = random.Random(8), np.random.default_rng(8)
-    for number in range(8):
-        folder = tmp_path / "data" / str(number % 2)
-        folder.mkdir(parents=True, exist_ok=True)
-        noise = generator.integers(0, 255, (48, 48, 3), dtype=np.uint8)
-        mask = np.zeros((48, 48), np.uint8)
+    model, masks = small(), tmp_path / "masks"
+    for file in write_pictures(tmp_path / "data", 24, side=44):  # two classes: the folders 000 and 001
+        mask = np.zeros((44, 48), np.uint8)
         mask[12:36, 12:36] = 255
-        Image.fromarray(noise).save(folder / f"{number}.png")
-        (tmp_path / "masks" / str(number % 2)).mkdir(parents=True, exist_ok=True)
-        Image.fromarray(mask).save(tmp_path / "masks" / str(number % 2) / f"{number}.png")
-    model = small()
+        (masks / file.parent.name).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(mask).save(masks / file.parent.name / file.name)
 
     def check() -> None:
         camkit.check(
             model,
             tmp_path / "data",
-            regions=tmp_path / "masks",
-            labels=["0", "1"],
+            regions=masks,
+            labels=["000", "001"],
             preprocess=lambda picture: torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255,
         )
 
-    check()
-    start = time.perf_counter()
-    check()
-    seconds = time.perf_counter() - start
-    came = 0
-    for _ in range(16):
-        with unchanged(model):
-            came += interrupted(check, alarm, seconds * chance.random())
-            wait_for_readers()
-        assert nothing_runs()
-    assert came > 4
-
-
-def take_stream() -> None:
-    """Take all results of a stream with little room, so that its threads stop and start."""
-    tasks = (Task(functools.partial(bytes, 50), in_thread=number % 5 > 0, size=50) for number in range(12))
-    for _ in in_order(tasks, workers=2, ahead=4, most=200):
-        pass
-
-
-def test_streams_that_the_collector_closes_leave_ctrl_c_as_it_was() -> None:
-    def abandon() -> None:
-        cycle: list[Any] = [in_order(iter([Task(int, in_thread=False)] * 3), workers=1, ahead=1)]
-        next(cycle[0])
-        cycle.append(cycle)
-
-    for _ in range(500):  # the handler was lost after about 50
-        abandon()
-        take_stream()
-        assert nothing_runs()
-
-
-def test_a_ctrl_c_that_comes_while_the_handler_is_put_back_is_raised_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual, own = signal.signal, signal.getsignal(signal.SIGINT)
-
-    def put(number: int, handler: Any) -> Any:
-        before = usual(number, handler)
-        if handler is own:
-            os.kill(os.getpid(), signal.SIGINT)
-        return before
-
-    monkeypatch.setattr(signal, "signal", put)
-    with pytest.raises(KeyboardInterrupt), undisturbed():
-        os.kill(os.getpid(), signal.SIGINT)
-    monkeypatch.undo()
-    with undisturbed():
-        pass  # no Ctrl-C has waited
+    assert times_interrupted(model, check, 16, alarm, wait_for_readers) > 4
 
 
 def test_a_thread_that_cannot_start_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,36 +181,27 @@ def test_a_program_ends_although_a_stream_was_never_closed() -> None:
     assert "ignored" not in done.stderr
 
 
-def test_ctrl_c_waits_and_comes_at_the_end_of_the_block() -> None:
-    reached = []
-    with pytest.raises(KeyboardInterrupt), undisturbed():
-        signal.raise_signal(signal.SIGINT)
-        reached.append("the end")
-    assert reached == ["the end"]
-    assert nothing_runs()
+def test_ctrl_c_waits_until_the_end_of_the_block_and_the_third_comes_at_once() -> None:
+    for presses in (1, 2, 9):
+        pressed = []
+        with pytest.raises(KeyboardInterrupt), undisturbed():
+            for number in range(1, presses + 1):
+                pressed.append(number)
+                signal.raise_signal(signal.SIGINT)
+        assert pressed[-1] == min(presses, 3)
+        assert nothing_runs()
 
 
-def test_ctrl_c_comes_at_once_in_an_interruptible_block() -> None:
+@pytest.mark.parametrize("before", [True, False])
+def test_ctrl_c_comes_at_once_in_an_interruptible_block(before: bool) -> None:
     reached = []
-    with pytest.raises(KeyboardInterrupt), undisturbed(), interruptible():
-        signal.raise_signal(signal.SIGINT)
-        reached.append("too far")
-    assert not reached
     with pytest.raises(KeyboardInterrupt), undisturbed():
-        signal.raise_signal(signal.SIGINT)
+        if before:
+            signal.raise_signal(signal.SIGINT)
         with interruptible():
+            signal.raise_signal(signal.SIGINT)
             reached.append("too far")
     assert not reached
-    assert nothing_runs()
-
-
-def test_the_third_ctrl_c_comes_at_once() -> None:
-    presses = []
-    with pytest.raises(KeyboardInterrupt), undisturbed():
-        for number in range(1, 10):
-            presses.append(number)
-            signal.raise_signal(signal.SIGINT)
-    assert presses == [1, 2, 3]
     assert nothing_runs()
 
 

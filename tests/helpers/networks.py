@@ -80,10 +80,6 @@ class Parts(nn.Module):
     def trunk(self, x: Tensor) -> Tensor:
         return self.norm(self.stem(x)).relu()
 
-    def features(self, x: Tensor) -> Tensor:
-        """Return ``layer``'s output for the trunk's output."""
-        return self.layer(x)
-
     def tail(self, maps: Tensor, x: Tensor) -> Tensor:
         """Return the logits for ``layer``'s output, without any in-place operation."""
         return self.head(self.drop(maps.relu().mean((2, 3))))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import camkit
 from camkit.errors import LayerError
 from camkit.hooks import edit, edit_gradients, record
-from camkit.layers.names import _matches, chooses_layers, find_layers, modules_by_name, select_layers
+from camkit.layers.names import chooses_layers, find_layers, modules_by_name, select_layers
 from camkit.types import LayerRef
 
 
@@ -153,6 +153,10 @@ UNKNOWN: dict[str, tuple[Any, str]] = {
     ),
     "a function": (lambda name, module: False, "the function '<lambda>' chose no layer of the model"),
     "a foreign module": (nn.ReLU(), "the ReLU passed as a layer is not a part of the model"),
+    **{
+        f"the value {value!r}": (value, f"by a name, pattern, type, module or function, not by {value!r}")
+        for value in (3, 0.5, b"fc")
+    },
     "an empty list": ([], r"the list of layers is empty; name at least one layer \('\*' means all of them\)"),
     **{
         f"call {number!r}": (f"fc#{number}", f"layer 'fc#{number}': 'fc#2' means the second call of layer fc; numbers")
@@ -167,13 +171,6 @@ def test_a_selector_that_chooses_nothing_is_one_sentence(kind: str) -> None:
     selector, message = UNKNOWN[kind]
     with pytest.raises(LayerError, match=message):
         find_layers(Network(), selector)
-
-
-@pytest.mark.parametrize("value", [3, None, 0.5, b"fc"])
-def test_other_values_are_refused(value: object) -> None:
-    message = "a layer is chosen by a name, pattern, type, module or function, not by "
-    with pytest.raises(LayerError, match=f"{message}{value!r}"):
-        _matches(modules_by_name(Network()), value)
 
 
 def test_which_texts_choose_layers() -> None:

@@ -1,8 +1,13 @@
-"""Score-CAM, SS-CAM, IS-CAM, RISE, occlusion: the formulas, planted truth, targets, memory, the number of passes."""
+"""Methods that run the model on changed pictures, or differentiate the whole of it, and read at most one layer.
+
+Score-CAM, SS-CAM, IS-CAM, RISE, occlusion; FullGrad, guided backpropagation, Guided Grad-CAM: the formulas,
+completeness, planted truth, targets, memory, the number of passes, other toolkits.
+"""
 
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +17,13 @@ import numpy as np
 import oracles_pictures as oracles
 import pytest
 import torch
-from networks import A, B, C, Net, Planted, blobs, classifier, heat_at
+import torchvision
+from networks import A, B, C, Net, Planted, blobs, classifier, heat_at, means
 from oracles import as_float64
+from PIL import Image
+from tiers import Extra, represented_by
 from torch import Tensor, nn
+from torch.nn import functional
 from unchanged import unchanged
 
 import camkit
@@ -22,7 +31,11 @@ from camkit.cli import main
 from camkit.errors import MethodError
 from camkit.methods import METHODS, Between, Method, Whole, variant
 from camkit.targets import above, box, contrast, segment, top
+from camkit.types import PartsOfScore
 
+peer_toolkit = Extra("pytorch_grad_cam")
+
+OF_GRADIENTS = ("fullgrad", "guidedbackprop", "guidedgradcam")
 AS_PUBLISHED = dict(METHODS)
 SAMPLES, STEPS, MASKS, CELLS, KEPT, WINDOW, STRIDE = 3, 4, 50, 3, 0.4, 5, 3
 FEW: dict[str, Method] = {
@@ -99,7 +112,8 @@ def expected_map(name: str, model: nn.Module, image: Tensor, index: int) -> np.n
 
 
 def layer_of(name: str) -> str | None:
-    return "1" if METHODS[name].layer else None
+    """Return the layer that a method reads: of ``normed()``, if it takes gradients, or else of ``small()``."""
+    return "act2" if name == "guidedgradcam" else "1" if METHODS[name].layer else None
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -119,7 +133,7 @@ def test_the_published_parameters_are_the_defaults() -> None:
             for option in inspect.signature(AS_PUBLISHED[name].weights).parameters.values()
             if option.kind is inspect.Parameter.KEYWORD_ONLY
         }
-        for name in ("scorecam", "sscam", "iscam", "rise", "occlusion")
+        for name in FEW
     }
     assert defaults == {
         "scorecam": {},
@@ -166,16 +180,24 @@ def test_maps_that_are_not_finite_are_reported_and_the_stream_goes_on(name: str)
 # --- planted truth
 
 
-@pytest.mark.parametrize("name", ["scorecam", "sscam", "iscam", "rise", "occlusion"])
+class PlantedWithRelu(Planted):
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images.relu())
+
+
+@pytest.mark.parametrize("name", [*FEW, *OF_GRADIENTS])
 @pytest.mark.parametrize("places", [[A], [A, B]], ids=["one place", "two places"])
 def test_the_heat_is_where_the_decision_is_made(places: list[tuple[int, int, int]], name: str) -> None:
     method = variant("rise", masks=600, cells=8) if name == "rise" else AS_PUBLISHED[name]
     layer = "layer" if METHODS[name].layer else None
-    found = camkit.explain(Planted(places).eval(), blobs(), layer, method=method, target=0)
+    found = camkit.explain(PlantedWithRelu(places).eval(), blobs(), layer, method=method, target=0)
     inside = [heat_at(found, place) for place in places]
     outside = [heat_at(found, place) for place in (A, B, C) if place not in places]
     assert min(inside) > 2 * max(outside), (inside, outside)
     assert min(inside) > 2 * float(found.heatmap.mean())
+    if name in OF_GRADIENTS:
+        assert min(inside) > 0.5
+        assert max(outside) == 0
 
 
 # --- targets
@@ -269,10 +291,7 @@ def boxes() -> Net:
 @pytest.mark.parametrize(
     ("name", "target", "said"),
     [
-        *(
-            (name, box(0), "explain scores, not boxes; use 'gradcam' or 'hirescam'")
-            for name in ("fullgrad", "guidedbackprop", "guidedgradcam")
-        ),
+        *((name, box(0), "explain scores, not boxes; use 'gradcam' or 'hirescam'") for name in OF_GRADIENTS),
         *((name, box(0, part="left"), "the score of a box, not a part of it; use 'hirescam'") for name in FEW),
     ],
 )
@@ -342,13 +361,14 @@ def test_the_map_of_a_box_equals_d_rises_slow_reference(name: str, *, as_functio
 # --- inputs of one and three axes
 
 
-@pytest.mark.parametrize("name", [*FEW, "fullgrad", "guidedbackprop", "guidedgradcam"])
+@pytest.mark.parametrize("name", [*FEW, *OF_GRADIENTS])
 @pytest.mark.parametrize("axes", [1, 3])
 def test_signals_and_volumes(axes: int, name: str) -> None:
     model = classifier(getattr(nn, f"Conv{axes}d")(2, 4, 3, 2, 1), nn.ReLU(), classes=3)
     nn.init.uniform_(model[-1].weight)  # all that the maps hold is evidence
     size = (16, 8, 12)[:axes]
-    found = camkit.explain(model, torch.randn(2, *size), layer_of(name), method=FEW.get(name, name), target=0)
+    layer = "1" if METHODS[name].layer else None
+    found = camkit.explain(model, torch.randn(2, *size), layer, method=FEW.get(name, name), target=0)
     assert found.heatmap.shape == size
     assert np.isfinite(found.raw).all()
     assert found.raw.any()
@@ -460,38 +480,20 @@ def test_occlusion_covers_regions_of_similar_colour() -> None:
     assert (hot == read).mean() > 0.98  # a few pixels at corners belong to the region beside them
 
 
-def test_thin_pictures_have_regions_too() -> None:
-    found = camkit.explain(small(), torch.randn(3, 64, 4), method=variant("occlusion", segments=2), target=1)
-    assert found.raw.shape == (64, 4)
-
-
-def test_occlusion_of_a_clip_covers_windows_of_several_frames() -> None:
+def test_thin_pictures_have_regions_too_and_windows_in_clips_cover_several_frames() -> None:
+    thin = camkit.explain(small(), torch.randn(3, 64, 4), method=variant("occlusion", segments=2), target=1)
+    assert thin.raw.shape == (64, 4)
     model = nn.Sequential(nn.Conv3d(1, 2, 1), nn.AdaptiveAvgPool3d(1), nn.Flatten()).eval()
-    found = camkit.explain(model, torch.rand(1, 4, 8, 8), method=variant("occlusion", window=4), target=1)
-    assert found.raw.shape == (4, 8, 8)
-
-
-def test_rise_reads_no_layer() -> None:
-    with pytest.raises(MethodError, match="method 'rise' reads the whole model and no layer; pass no target_layer"):
-        camkit.explain(small(), picture(), "1", method="rise")
-
-
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (lambda: variant("rise", mask=3), "method 'rise' has no parameter 'mask'; it has masks, cells, kept"),
-        (lambda: variant("gradcam", samples=3), "method 'gradcam' has no parameter 'samples'; it has none"),
-        (lambda: variant("raise", masks=3), "unknown method 'raise'"),
-    ],
-)
-def test_wrong_variants(call: Callable[[], object], said: str) -> None:
-    with pytest.raises(MethodError, match=said):
-        call()
+    clip = camkit.explain(model, torch.rand(1, 4, 8, 8), method=variant("occlusion", window=4), target=1)
+    assert clip.raw.shape == (4, 8, 8)
 
 
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
+        ("rise", {"mask": 3}, "method 'rise' has no parameter 'mask'; it has masks, cells, kept"),
+        ("gradcam", {"samples": 3}, "method 'gradcam' has no parameter 'samples'; it has none"),
+        ("raise", {"masks": 3}, "unknown method 'raise'"),
         ("rise", {"cells": 0}, "method 'rise': cells must be a whole number from 1, not 0"),
         ("rise", {"masks": 2.5}, "masks must be a whole number from 2, not 2.5"),
         ("rise", {"kept": float("nan")}, "kept must be a number between 0 and 1, not nan"),
@@ -499,9 +501,14 @@ def test_wrong_variants(call: Callable[[], object], said: str) -> None:
         ("sscam", {"sigma": -1}, "sigma must be a number above 0, not -1"),
     ],
 )
-def test_values_that_a_parameter_cannot_have(name: str, options: dict[str, Any], said: str) -> None:
+def test_parameters_that_a_method_cannot_have(name: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(MethodError, match=said):
         variant(name, **options)
+
+
+def test_rise_reads_no_layer() -> None:
+    with pytest.raises(MethodError, match="method 'rise' reads the whole model and no layer; pass no target_layer"):
+        camkit.explain(small(), picture(), "1", method="rise")
 
 
 def test_a_users_method_says_which_values_it_takes() -> None:
@@ -515,3 +522,316 @@ def test_a_users_method_says_which_values_it_takes() -> None:
             variant(variant("scaled-gradcam", times=2), factor=10)
     finally:
         del METHODS["scaled-gradcam"]
+
+
+# --- methods that differentiate the whole model: the formulas
+
+
+class Normed(nn.Module):
+    """Two convolutions with batch norm; ``relu`` says how the ReLU is called."""
+
+    def __init__(self, relu: Callable[[Tensor], Tensor] | None = None) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(3, 4, 3, 1, 1), nn.BatchNorm2d(4)
+        self.conv2, self.norm2 = nn.Conv2d(4, 5, 3, 2, 1), nn.BatchNorm2d(5)
+        self.act1, self.act2 = nn.ReLU(), nn.ReLU()
+        self.head = nn.Linear(5, 3)
+        self.function = relu
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.norm1(self.conv1(images))
+        maps = self.act1(maps) if self.function is None else self.function(maps)
+        maps = self.norm2(self.conv2(maps))
+        maps = self.act2(maps) if self.function is None else self.function(maps)
+        return self.head(maps.mean((2, 3)))
+
+
+def normed(relu: Callable[[Tensor], Tensor] | None = None) -> Normed:
+    torch.manual_seed(0)
+    model = Normed(relu).eval()
+    for norm in (model.norm1, model.norm2):
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2)
+        nn.init.uniform_(norm.weight, 0.5, 2)
+        nn.init.normal_(norm.bias)
+    return model
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+@pytest.mark.parametrize("name", OF_GRADIENTS)
+def test_the_map_of_gradients_equals_its_formula(name: str, index: int) -> None:
+    model, image = normed(), picture()
+    found = camkit.explain(model, image, layer_of(name), method=name, target=index)
+    by_hand, array = oracles.Network.of(model), as_float64(image)
+    expected = {
+        "fullgrad": lambda: by_hand.fullgrad(array, index)[0],
+        "guidedbackprop": lambda: np.abs(by_hand.guided_backpropagation(array, index)).max(0),
+        "guidedgradcam": lambda: by_hand.guided_gradcam(array, index),
+    }[name]()
+    assert found.raw.shape == SIZE
+    np.testing.assert_allclose(found.raw, expected, rtol=0, atol=1e-5 * max(np.abs(expected).max(), 1e-3))
+
+
+def test_the_network_by_hand_is_the_network() -> None:
+    model, image = normed().double(), picture().double()
+    by_hand = oracles.Network.of(model)
+    logits = model(image.requires_grad_()[None])[0]
+    np.testing.assert_allclose(by_hand.logits(as_float64(image)), as_float64(logits))
+    logits[1].backward()
+    np.testing.assert_allclose(by_hand.backward(1, guided=False)[0], as_float64(image.grad), atol=1e-12)
+    assert by_hand.fullgrad(as_float64(image), 1)[1] == pytest.approx(float(logits[1].detach()))
+
+
+# --- FullGrad: completeness
+
+
+def parts_of(model: nn.Module, images: Tensor, **options: Any) -> list[PartsOfScore]:
+    """Return the parts of each target's score."""
+    found: list[PartsOfScore] = []
+
+    def keep(inputs: Tensor, score: PartsOfScore) -> Tensor:
+        found.append(score)
+        return inputs.sum(1)
+
+    camkit.explain(model, images, method=Method("parts", "", "", "", "parts", keep, layer=False), **options)
+    return found
+
+
+def total(score: PartsOfScore) -> Tensor:
+    return torch.stack([part.double().flatten(1).sum(1) for part in (*score.parts, score.rest[:, None])]).sum(0)
+
+
+@functools.cache
+def of_torchvision(name: str) -> nn.Module:
+    """Return torchvision's network in float64, with biases and statistics that are not those of a new network."""
+    torch.manual_seed(0)
+    if name == "frozen batch norm":
+        model: nn.Module = torchvision.models.resnet18(norm_layer=torchvision.ops.FrozenBatchNorm2d, num_classes=10)
+    elif name.startswith("vgg"):
+        model = torchvision.models.get_model(name, num_classes=10, init_weights=False)
+        model.classifier = nn.Sequential(nn.Linear(512 * 49, 16), nn.ReLU(inplace=True), nn.Linear(16, 10))
+    else:
+        model = torchvision.models.get_model(name, num_classes=10)
+    for module in model.modules():
+        if isinstance(module, (nn.BatchNorm2d, torchvision.ops.FrozenBatchNorm2d)):
+            module.running_mean.normal_(std=0.3)
+            module.running_var.uniform_(0.5, 2)
+        if isinstance(getattr(module, "bias", None), Tensor):
+            nn.init.normal_(module.bias, std=0.3)
+    return model.double().eval()
+
+
+COMPLETE = (
+    *("resnet18", "vgg11_bn", "vgg11", "frozen batch norm"),
+    *("mobilenet_v2", "mobilenet_v3_small", "efficientnet_b0", "densenet121", "shufflenet_v2_x0_5", "regnet_y_400mf"),
+)
+
+
+@pytest.mark.parametrize("name", represented_by("resnet18", "vgg11_bn", "mobilenet_v3_small", among=COMPLETE))
+def test_the_parts_add_up_to_the_score(name: str) -> None:
+    model = of_torchvision(name)
+    images = torch.randn(2, 3, 64, 64).double()
+    with unchanged(model):
+        found = parts_of(model, images, target=[3, contrast(1, 2)])
+    with torch.no_grad():
+        logits = model(images)
+    for score, expected in zip(found, (logits[:, 3], logits[:, 1] - logits[:, 2]), strict=True):
+        assert len(score.parts) > 8
+        torch.testing.assert_close(total(score), expected, rtol=1e-6, atol=1e-6 * float(logits.abs().max()))
+
+
+def test_without_biases_the_input_is_the_only_part() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    (score,) = parts_of(model.eval(), picture()[None], target=0)
+    assert len(score.parts) == 1
+    found = camkit.explain(model, picture(), method="fullgrad", target=0)
+    image = picture().requires_grad_()
+    model(image[None])[0, 0].backward()
+    np.testing.assert_allclose(found.raw, oracles.to_unit(as_float64(image * image.grad).__abs__()).sum(0), atol=1e-5)
+
+
+def shifted(net: Net, images: Tensor) -> Tensor:
+    """Normalise the input, add a constant, and join two branches."""
+    maps = 1 + net.norm1(net.conv1((images - 0.5) / 0.25)).relu_()
+    return net.head(net.norm2(net.conv2(maps + maps.flip(3))).clamp(min=0).amax((2, 3)) * 2 - 1)
+
+
+def features(net: Net, images: Tensor) -> Tensor:
+    """Use weights that are no layers: scales, gates and shifts of the channels."""
+    scale, gate, shift = net.weights[:, :, None, None]
+    return means((net.norm1(net.conv1(images)).relu_() * scale + shift * gate.sigmoid()).relu())
+
+
+def baddbmm(net: Net, images: Tensor) -> Tensor:
+    return torch.baddbmm(net.bias.view(1, 1, 3), features(net, images)[:, None], net.last[None])[:, 0]
+
+
+def of_maps(net: Net, images: Tensor) -> Tensor:
+    maps = features(net, images)
+    return torch.addmm(maps, maps, net.last.new_ones(4, 4), beta=3)[:, :3]
+
+
+def in_place(net: Net, images: Tensor) -> Tensor:
+    return net.bias.repeat(len(images), 1).addmm_(features(net, images), net.last, beta=0.5)
+
+
+BY_HAND: dict[str, Callable[[Net, Tensor], Tensor]] = {
+    "constants": shifted,
+    "addmm": lambda net, images: torch.addmm(net.bias, features(net, images), net.last, alpha=2),
+    "in place": in_place,
+    "baddbmm": baddbmm,
+    "of maps": of_maps,
+    "product": lambda net, images: features(net, images) @ net.last + net.bias,
+}
+
+
+@pytest.mark.parametrize("run", BY_HAND)
+def test_constants_are_biases_and_weights_that_are_no_layers_part_of_what_is_linear(run: str) -> None:
+    weights = {"weights": torch.randn(3, 4), "last": torch.randn(4, 3), "bias": torch.randn(3)}
+    parts = {**Normed()._modules, **{name: nn.Parameter(value) for name, value in weights.items()}}
+    model, images = Net(BY_HAND[run], **parts).double(), picture().double()[None]
+    (score,) = parts_of(model, images, target=1)
+    torch.testing.assert_close(total(score), model(images)[:, 1].detach(), rtol=1e-9, atol=0)
+
+
+def relu_and_one(maps: Tensor) -> Tensor:
+    return maps.relu() + 1
+
+
+def with_layer_norm() -> nn.Module:
+    def run(net: Net, images: Tensor) -> Tensor:
+        return net.head(net.norm(net.conv(images).relu().movedim(1, 3)).mean((1, 2)))
+
+    return Net(run, conv=nn.Conv2d(3, 4, 3, 2, 1), norm=nn.LayerNorm(4), head=nn.Linear(4, 3))
+
+
+def scripted() -> nn.Module:
+    """Return a network in which a function is compiled, so that Python does not see what it adds."""
+    return normed(torch.jit.script(relu_and_one))
+
+
+def filtered() -> nn.Module:
+    """Return a network that filters its maps in a Fourier transform, whose bias has no place in the picture."""
+
+    def run(net: Net, images: Tensor) -> Tensor:
+        maps = torch.fft.irfft2(torch.fft.rfft2(net.first(images)) + net.shift, s=SIZE)
+        return means(net.second(maps).relu())
+
+    shift = nn.Parameter(torch.randn(4, 1, 1, dtype=torch.complex64))
+    return Net(run, first=nn.Conv2d(3, 4, 3, 1, 1), second=nn.Conv2d(4, 3, 3, 1, 1), shift=shift)
+
+
+def without_gradients() -> nn.Module:
+    model = normed()
+    model.conv1.forward = torch.no_grad()(model.conv1.forward)
+    return model
+
+
+NOT_THE_SCORE = r"add up to .*, but the score is .*use 'hirescam' or 'layercam'"
+NO_RELU = "this model ran none; use 'gradcam', 'hirescam' or"
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning")
+@pytest.mark.parametrize(
+    ("make", "name", "said"),
+    [
+        (with_layer_norm, "fullgrad", NOT_THE_SCORE),
+        (scripted, "fullgrad", NOT_THE_SCORE),
+        (filtered, "fullgrad", "complex feature maps"),
+        (lambda: normed(functional.gelu), "guidedbackprop", NO_RELU),
+        (lambda: normed(functional.gelu), "guidedgradcam", NO_RELU),
+        *((without_gradients, name, "does not depend on the picture in a differentiable way") for name in OF_GRADIENTS),
+    ],
+)
+def test_what_a_method_cannot_explain_is_refused(make: Callable[[], nn.Module], name: str, said: str) -> None:
+    model, layer = make(), "norm2" if name == "guidedgradcam" else None
+    with unchanged(model), pytest.raises(MethodError, match=said):
+        camkit.explain(model, picture(), layer, method=name, target=1)
+
+
+@pytest.mark.parametrize("precision", ["bf16-forced", "fp16"])
+def test_in_sixteen_bits_the_parts_add_up_to_rounding(precision: Any) -> None:
+    model = normed()
+    full = camkit.explain(model, picture(), method="fullgrad", target=1)
+    half = camkit.explain(model, picture(), method="fullgrad", target=1, precision=precision)
+    assert np.corrcoef(full.raw.ravel(), half.raw.ravel())[0, 1] > 0.99
+
+
+def test_a_softmax_at_the_end_changes_nothing() -> None:
+    plain = normed()
+    ended = nn.Sequential(plain, nn.Softmax(1)).eval()
+    for name in OF_GRADIENTS:
+        one = camkit.explain(plain, picture(), layer_of(name), method=name, target=1)
+        other = camkit.explain(ended, picture(), layer_of(name) and "0.act2", method=name, target=1)
+        np.testing.assert_allclose(one.raw, other.raw, rtol=1e-4, atol=1e-7)
+
+
+# --- guided backpropagation: every kind of ReLU
+
+
+RELUS: dict[str, Callable[[Tensor], Tensor]] = {
+    "function": functional.relu,
+    "torch": torch.relu,
+    "method": lambda maps: maps.relu(),
+    "in place": lambda maps: maps.relu_(),
+    "function in place": lambda maps: functional.relu(maps, inplace=True),
+    "clamp": lambda maps: maps.clamp(min=0),
+    "clamp_min": lambda maps: maps.clamp_min(0),
+    "six": lambda maps: functional.relu6(maps / 1000) * 1000,
+}
+
+
+@pytest.mark.parametrize("name", ["guidedbackprop", "guidedgradcam"])
+@pytest.mark.parametrize("relu", RELUS)
+def test_every_relu_is_guided(relu: str, name: str) -> None:
+    layer = "norm2" if name == "guidedgradcam" else None
+    expected = camkit.explain(normed(), picture(), layer, method=name, target=1)
+    found = camkit.explain(normed(RELUS[relu]), picture(), layer, method=name, target=1)
+    np.testing.assert_allclose(found.raw, expected.raw, rtol=1e-5, atol=1e-7)
+
+
+# --- batches of methods that differentiate the whole model
+
+
+@pytest.mark.parametrize("name", OF_GRADIENTS)
+def test_a_batch_of_several_targets_equals_its_pictures_and_targets_one_by_one(name: str) -> None:
+    model, layer = normed(), layer_of(name)
+    images, target = torch.stack([picture(1), picture(2)]), [0, top(2), lambda logits: logits[:, 1] / 2]
+    together = camkit.explain(model, images, layer, method=name, target=target)
+    alone = [row for image in images for row in camkit.explain(model, image, layer, method=name, target=target)]
+    assert len(together) == len(alone) == 8
+    for one, other in zip(together, alone, strict=True):
+        np.testing.assert_allclose(one.raw, other.raw, rtol=1e-3, atol=1e-5 * np.abs(other.raw).max())
+
+
+def test_several_layers_are_fused() -> None:
+    found = camkit.explain(normed(), picture(), ["act1", "act2"], method="guidedgradcam", target=1, fuse="product")
+    assert found.raw.shape == SIZE
+    assert found.layer == "act1+act2"
+
+
+# --- other toolkits
+
+
+@pytest.fixture(scope="module")
+def photographed(test_data: Path) -> tuple[nn.Module, Tensor]:
+    """Return a network of ReLU modules, trained, and a photo as its input."""
+    model = camkit.load_model("squeezenet1_1", test_data / "weights/squeezenet1_1-winml_fp16.pth", device="cpu")
+    assert model.preprocess is not None
+    with Image.open(test_data / "open_photos/bird.png") as photo:
+        return model.module, model.preprocess(photo.convert("RGB"))[None]
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("name", ["guidedbackprop", "guidedgradcam"])
+def test_guided_gradients_agree_with_grad_cam(name: str, photographed: tuple[nn.Module, Tensor]) -> None:
+    model, image = photographed
+    layer = "features" if name == "guidedgradcam" else None
+    found = camkit.explain(model, image, layer, method=name)
+    peer = peer_toolkit.GuidedBackpropReLUModel(copy.deepcopy(model), device="cpu")
+    guided = np.abs(peer(image.clone(), target_category=found.target)).max(2)
+    if layer:
+        guided = (
+            guided * camkit.explain(model, image, layer, method="gradcam", target=found.target, spread="even").heatmap
+        )
+    assert np.corrcoef(found.heatmap.ravel(), guided.ravel())[0, 1] > 0.999
