@@ -248,7 +248,15 @@ def _references(options: Pass, ref: LayerRef, head: Head) -> tuple[str, Referenc
     record = options.record or ModelRecord.of_model(options.model)
     of_references = replace(options, inputs=pictures.inputs.to(options.inputs))
     run = functools.partial(_run_references, of_references, ref, head.images)
-    return pictures.words, options.kept_references.maps((ref, pictures.key), record.modules(), run)
+    references = options.kept_references.maps((ref, pictures.key), record.modules(), run)
+    expected = list(head.output.shape)
+    expected[head.images] = len(references)
+    if list(references.outputs.shape) != expected:
+        raise MethodError(
+            f"layer {str(ref)!r} returns outputs of another shape for the reference pictures than for the picture; "
+            "choose another layer, or use 'gradcam'"
+        )
+    return pictures.words, references
 
 
 def _run_references(options: Pass, ref: LayerRef, axis: int) -> ReferenceMaps:

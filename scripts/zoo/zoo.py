@@ -10,7 +10,7 @@ position, a strip of the picture is replaced with noise: the layer's cells must 
 right     if its map has the true grid and isn't blank, its cells lie where they are drawn, and the layer isn't in the
           first third of the calls, unless no later layer works;
 refused   if camkit said that it can't choose a layer, or can't tell how its output is laid out;
-doubted   if the map is not right, but camkit said that it isn't sure where the layer's cells lie;
+doubted   if the map is not right, but camkit said that it isn't sure of the layer (``TargetLayer.sure``);
 wrong     if none of these is true: camkit was silently wrong;
 unusable  if the model itself can't be built or run, or takes no pictures;
 failed    if anything else went wrong.
@@ -359,7 +359,7 @@ on a square and a wider picture.
 
 *Right*: the map has the grid that the model's own description gives, isn't blank, and its cells lie where they are \
 drawn. *Refused*: camkit said that it can't choose a layer. *Doubted*: the map is not right, and camkit said that it \
-isn't sure where the layer's cells lie. *Wrong*: none of these. *Unusable*: the model can't be built or \
+isn't sure of the layer. *Wrong*: none of these. *Unusable*: the model can't be built or \
 run, or takes no pictures; if only the wider size is unusable, the square one counts. *Place* is the correlation \
 between the position of a replaced strip of the picture and the position of the cells that change; it is empty if \
 random weights spread every change evenly. *Layer*, *layout*, *grid* and *place* are those of `gradcam`, and *auto* \

@@ -281,6 +281,23 @@ def explained(model: nn.Module, x: Tensor, layer: str, method: str = "gradcam", 
     return as_float64(camkit.explain(model, x, target_layer=layer, method=method, target=target).raw)
 
 
+@pytest.mark.parametrize(
+    ("layer", "added", "expected"),
+    [
+        ("0", 0.0, [[11.25, 13.5], [20.25, 22.5]]),
+        ("1", 0.0, [[0.0, 4.0], [28.0, 32.5]]),
+        ("0", 1.0, [[14.5, 19.0], [32.5, 37.0]]),
+    ],
+)
+def test_gradcam_has_the_published_values(layer: str, added: float, expected: list[list[float]]) -> None:
+    """Captum publishes these figures for its network BasicModel_ConvNet_One_Conv (tests/attr/layer/test_grad_cam.py)."""
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 4), nn.ReLU())
+    weights = {"0.weight": torch.ones(2, 1, 3, 3), "0.bias": torch.tensor([-50.0, -75.0]), "3.bias": torch.zeros(4)}
+    model.load_state_dict(weights | {"3.weight": torch.tensor([1.0] * 5 + [-1.0] * 3).expand(4, 8)})
+    found = explained(model, torch.arange(16.0).view(1, 1, 4, 4) + added, layer)
+    assert np.allclose(found, expected, atol=1e-5)
+
+
 class TestWholeNetwork:
     """From the picture to the map, with gradients that no autograd computed."""
 
