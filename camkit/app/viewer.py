@@ -15,7 +15,7 @@ from PIL import Image
 
 import camkit
 from camkit.drawing.encode import shrink
-from camkit.errors import ImageError, TargetError, refuse
+from camkit.errors import ImageError, InputError, TargetError, refuse
 from camkit.explaining.explainer import Explainer
 from camkit.explaining.explanation import Explanation
 from camkit.images.read import open_picture
@@ -108,7 +108,8 @@ class Viewer:
         Raises:
             InputError: it was not named in the command.
         """
-        refuse((file not in self.pictures, "this picture was not named in the command"))
+        if file not in self.pictures:
+            raise InputError("this picture was not named in the command")
         return file
 
     def first_readable(self) -> str:
@@ -207,7 +208,8 @@ class Viewer:
             for found in map(found_box, self.answers(look))
             if found.box.left <= place[0] < found.box.right and found.box.top <= place[1] < found.box.bottom
         ]
-        refuse((not boxes_there, "there is no box there; click inside one"))
+        if not boxes_there:
+            raise InputError("there is no box there; click inside one")
         return min(boxes_there, key=lambda found: area(found.box))
 
     def _number(self, look: Look) -> int | None:
@@ -234,7 +236,8 @@ class Viewer:
         """
         target = self._contrasted(look)
         moves = "its boxes move if parts of the picture are hidden"
-        refuse((self.detects(look.model), f"methods cannot be compared on a detector: {moves}"))
+        if self.detects(look.model):
+            raise InputError(f"methods cannot be compared on a detector: {moves}")
         explainer = self._explainer(look.model, None, None)
         return camkit.compare(explainer, self.picture(look), target_layer=look.layer, target=target).sheet()
 

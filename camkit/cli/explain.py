@@ -108,7 +108,8 @@ def need_pictures(pictures: Sequence[object], example: str) -> None:
     Raises:
         InputError: there is none.
     """
-    refuse((not pictures, f"name at least one picture: camkit {example} --model resnet50"))
+    if not pictures:
+        raise InputError(f"name at least one picture: camkit {example} --model resnet50")
 
 
 def refuse_existing(file: Path, option: str, *, overwrite: bool) -> None:
@@ -118,7 +119,8 @@ def refuse_existing(file: Path, option: str, *, overwrite: bool) -> None:
         OutputError: it exists, and may not be replaced.
     """
     exists = f"{file} exists already; name another file with {option}, or pass --overwrite"
-    refuse((file.exists() and not overwrite, exists), kind=OutputError)
+    if file.exists() and not overwrite:
+        raise OutputError(exists)
 
 
 def mask_on_input(file: Path, pictures: Sequence[Path], preprocess: Preprocess | None) -> np.ndarray:
@@ -135,7 +137,8 @@ def mask_on_input(file: Path, pictures: Sequence[Path], preprocess: Preprocess |
     # A pixel of the model's input belongs to the mask if more than this share of it does
     inside = preprocess_region(mask, preprocess) > 0.5
     outside = f"the object in {file} lies outside the part of the picture that the model sees"
-    refuse((not bool(inside.any()), outside))
+    if not bool(inside.any()):
+        raise InputError(outside)
     return inside.numpy()
 
 
@@ -376,9 +379,11 @@ def explain(
     if how.style == "slide":
         _refuse_beside_slide(targets, how, results, ray=ray)
         return _slide(pictures, source, targets, how)
-    refuse((targets.true is not None, "--true is for --style slide"))
+    if targets.true is not None:
+        raise InputError("--true is for --style slide")
     sides = f"--max-side takes a number of pixels, or 0 to keep the size of the pictures, not {how.max_side}"
-    refuse((how.max_side < 0, sides))
+    if how.max_side < 0:
+        raise InputError(sides)
     overlay.check(how.style, how.colormap, how.alpha)
     targets.targets()  # checks them before the model is loaded
     for written in filter(None, (how.out, results.table)):
@@ -416,13 +421,15 @@ def _refuse_beside_slide(*tables: Any, ray: bool | str) -> None:
     names = [field.name for table in tables for field in fields(table) if getattr(table, field.name) != field.default]
     unused = [f"--{name.replace('_', '-')}" for name in [*names, *(["ray"] if ray else [])] if name not in used]
     leave_out = "leave out what it does not use, in the config too"
-    refuse((unused, f"--style slide does not use {listed(unused or [''])}; {leave_out}"))
+    if unused:
+        raise InputError(f"--style slide does not use {listed(unused)}; {leave_out}")
 
 
 def _slide(pictures: Sequence[str], source: Model, targets: TargetOptions, how: Explain) -> int:
     """Draw one slide of one picture."""
     files = Pictures(pictures, skip=how.out, recursive=how.recursive).first(2)
-    refuse((len(files) != 1, "a slide shows one picture; name one file"))
+    if len(files) != 1:
+        raise InputError("a slide shows one picture; name one file")
     is_page = how.out.suffix in (".pdf", ".svg")
     if is_page:
         file = how.out

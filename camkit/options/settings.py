@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 
-from camkit.errors import InputError, did_you_mean, refuse
+from camkit.errors import InputError, did_you_mean
 from camkit.options import Check, Data, Diagnose, Explain, Limits, Model, Run, options_of
 from camkit.options.toml import read_table
 
@@ -178,7 +178,8 @@ def settings_from(
         if key not in known
     ]
     where = "" if source is None else f"{source}: "
-    refuse((unknown, where + "".join(unknown[:1])))
+    if unknown:
+        raise InputError(where + "".join(unknown[:1]))
     try:
         return Settings.model_validate(table)
     except ValidationError as error:
