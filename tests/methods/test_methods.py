@@ -290,7 +290,7 @@ def explained(model: nn.Module, x: Tensor, layer: str, method: str = "gradcam", 
     ],
 )
 def test_gradcam_has_the_published_values(layer: str, added: float, expected: list[list[float]]) -> None:
-    """Captum publishes these figures for its network BasicModel_ConvNet_One_Conv (tests/attr/layer/test_grad_cam.py)."""
+    """Captum publishes them for its network BasicModel_ConvNet_One_Conv (tests/attr/layer/test_grad_cam.py)."""
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 4), nn.ReLU())
     weights = {"0.weight": torch.ones(2, 1, 3, 3), "0.bias": torch.tensor([-50.0, -75.0]), "3.bias": torch.zeros(4)}
     model.load_state_dict(weights | {"3.weight": torch.tensor([1.0] * 5 + [-1.0] * 3).expand(4, 8)})
