@@ -162,4 +162,4 @@ def test_a_file_without_a_function_is_asked_for_one(tmp_path: Path, capsys: pyte
     file = tmp_path / "mine.py"
     file.write_text("raise SystemExit\ndef build(): ...\n")
     assert main([str(SCENE), "--model", str(file)]) == 2
-    assert f"name the one that returns the model: {file}:build" in " ".join(capsys.readouterr().err.split())
+    assert "names no function that returns a model; name it as file.py:factory" in capsys.readouterr().err
