@@ -304,6 +304,17 @@ def test_the_verdict_on_measures(overall, classes, verdict):
     assert model({**CLEAN_OVERALL, **overall}, **classes)[OVERALL].verdict == verdict
 
 
+def test_without_regions_a_significant_effect_warns():
+    measures = {
+        "cat": measures_of("cat", {"gap": measured(0.5, 0.4, 0.6, p=1e-9, p_zero=1e-9)}),
+        OVERALL: measures_of(OVERALL, {"gap": measured(0.5, 0.4, 0.6, p=1e-9, p_zero=1e-9)}),
+    }
+    options = {"exempt": {}, "waived": {}, "with_regions": False}
+
+    assert judge(measures, LIMITS, may_fail=False, **options)[OVERALL].verdict == "WARN"
+    assert judge(measures, LIMITS, may_fail=True, **options)[OVERALL].verdict == "FAIL"
+
+
 @pytest.mark.parametrize(
     ("figures", "pictures", "more"),
     [

@@ -518,9 +518,13 @@ def with_alpha(colours: np.ndarray, alpha: np.ndarray) -> Image.Image:
     return picture
 
 
+TWO_COLOURS = palette(two_objects(1, 2), [0, 0, 0, 200, 0, 0, 0, 200, 0])
 MEANINGS = {
     "85 and 255": (levels(two_objects(85, 255)), "every value but 0 is an object (85, 255)"),
     "instances": (levels(two_objects(1, 2)), "every value but 0 is an object (1, 2)"),
+    "ids that end at 255": (levels(two_objects(254, 255)), "every value but 0 is an object (254, 255)"),
+    "two colours": (TWO_COLOURS.convert("RGB"), "every value but 0 is an object (#00c800, #c80000)"),
+    "two opaque colours": (TWO_COLOURS.convert("RGBA"), "every value but 0 is an object (#00c800, #c80000)"),
     "instances of 16 bits": (levels(two_objects(300, 40000), np.uint16), "every value but 0 is an object (300, 40000)"),
     "0 and 1": (levels(BOTH), "value 1 is the object, 0 the background"),
     "a trimap": (levels(two_objects(1, 1, 3) + 2 * (two_objects(1, 1, 3) == 0)), "1 is the object, 2 the background"),

@@ -138,6 +138,14 @@ class TestInstalled:
         needless += ("pydantic", "jinja2", "junitparser", "torchinfo", "matplotlib", "pandas")
         assert not [name for name in modules if name.startswith(needless)]
 
+    def test_an_unreadable_picture_does_not_stop_the_others(self, tmp_path: Path, capsys: Capsys) -> None:
+        (tmp_path / "bad.jpg").write_bytes(b"")
+        assert explain(tmp_path / "bad.jpg", PLANE, tmp_path / "none.png", "--out", tmp_path, "--json") == 2
+        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [row["status"] for row in rows] == ["error", "ok", "error"]
+        assert "empty file" in rows[0]["error"]
+        assert Path(rows[1]["file"]).is_file()
+
     @pytest.mark.extended
     def test_killed_leaves_whole_files_only(self, tmp_path: Path) -> None:
         pictures = place(tmp_path / "in", *(f"{number}.jpg" for number in range(40)))

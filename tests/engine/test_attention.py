@@ -684,3 +684,8 @@ def test_other_tokens_may_stand_anywhere_or_are_refused(
     else:
         assert at not in (3, 8)
         assert_same(found.raw, expected_of(method, registers, averages=at is None))
+
+
+def test_legrad_averages_positive_gradients_over_heads_queries_and_layers() -> None:
+    gradients = [torch.tensor([[[[1.0, -2.0], [3.0, 4.0]]]]), torch.tensor([[[[-1.0, 0.0], [0.0, 2.0]]]])]
+    assert METHODS["legrad"].weights(gradients).tolist() == [[1.0, 1.5]]

@@ -12,6 +12,7 @@ import pytest
 import torch
 from heads import CASES, CLASS, SIZE, built
 from networks import classifier
+from oracles import as_float64, expected
 from PIL import Image
 from tiers import rows_represented
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from camkit.cli import main
 from camkit.engine.passes import to_grid
 from camkit.errors import CamkitError, ImageError, LayerError, MethodError
 from camkit.images.prepare import MOST_REFERENCES, smooth_noise
+from camkit.methods import METHODS
 from camkit.methods.on_one_picture import _shares
 from camkit.targets import above, direction, finer, top
 from camkit.types import LayerRef
@@ -282,6 +284,12 @@ def test_noise_fills_the_range_of_the_inputs_and_is_the_same_in_every_run() -> N
     assert inputs.amax((0, 2, 3)).tolist() == pytest.approx(high.amax((1, 2)).tolist(), abs=1e-5)
 
 
+def test_the_map_equals_its_formula() -> None:
+    draws = torch.randn(11, 4, 3, 5, generator=torch.Generator().manual_seed(1))
+    found = METHODS["expected"].weights(draws[:1], draws[1:6], draws[6:])
+    np.testing.assert_allclose(as_float64(found[0]), expected(draws[0], draws[1:6], draws[6:]), rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("shape", [(1, 40), (2, 6, 8, 10)])
 def test_signals_and_volumes_are_compared_with_noise_too(shape: tuple[int, ...]) -> None:
     model = classifier(getattr(nn, f"Conv{len(shape) - 1}d")(shape[0], 6, 3), nn.ReLU(), classes=3)
@@ -292,20 +300,20 @@ def test_signals_and_volumes_are_compared_with_noise_too(shape: tuple[int, ...])
 
 def test_the_references_run_once_and_again_after_the_weights_change() -> None:
     model, ref, _, image = built("chain")
-    explainer = camkit.Explainer(model, str(ref), method="expected", references=references(count=4))
+    explainer = camkit.Explainer(model, str(ref), method="expected", references=references(count=3))
     explainer(image, CLASS)
     batches: list[int] = []
     handle = model[0].register_forward_hook(lambda _, given, __: batches.append(len(given[0])))
     explainer(image, CLASS)  # another hook: another structure
     batches.clear()
     before = explainer(image.flip(-1), CLASS)
-    assert batches.count(4) == 0
+    assert batches.count(3) == 0
     with torch.no_grad():
         model[2].weight *= 2
     after = explainer(image.flip(-1), CLASS)
-    assert batches.count(4) == 1
+    assert batches.count(3) == 1
     handle.remove()
-    fresh = camkit.Explainer(model, str(ref), method="expected", references=references(count=4))(image.flip(-1), CLASS)
+    fresh = camkit.Explainer(model, str(ref), method="expected", references=references(count=3))(image.flip(-1), CLASS)
     np.testing.assert_array_equal(after.raw, fresh.raw)
     assert np.abs(after.raw - before.raw).max() > 0
     layercam = explainer.using("layercam")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import os
 import random
 import signal
 import subprocess
@@ -12,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -148,6 +151,42 @@ def test_random_ctrl_c_in_a_check_leaves_nothing(tmp_path: Path, alarm: Callable
     assert times_interrupted(model, check, 16, alarm, wait_for_readers) > 4
 
 
+def take_stream() -> None:
+    """Take all results of a stream with little room, so that its threads stop and start."""
+    tasks = (Task(functools.partial(bytes, 50), in_thread=number % 5 > 0, size=50) for number in range(12))
+    for _ in in_order(tasks, workers=2, ahead=4, most=200):
+        pass
+
+
+def test_streams_that_the_collector_closes_leave_ctrl_c_as_it_was() -> None:
+    def abandon() -> None:
+        cycle: list[Any] = [in_order(iter([Task(int, in_thread=False)] * 3), workers=1, ahead=1)]
+        next(cycle[0])
+        cycle.append(cycle)
+
+    for _ in range(500):  # the handler was lost after about 50
+        abandon()
+        take_stream()
+        assert nothing_runs()
+
+
+def test_a_ctrl_c_that_comes_while_the_handler_is_put_back_is_raised_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual, own = signal.signal, signal.getsignal(signal.SIGINT)
+
+    def put(number: int, handler: Any) -> Any:
+        before = usual(number, handler)
+        if handler is own:
+            os.kill(os.getpid(), signal.SIGINT)
+        return before
+
+    monkeypatch.setattr(signal, "signal", put)
+    with pytest.raises(KeyboardInterrupt), undisturbed():
+        os.kill(os.getpid(), signal.SIGINT)
+    monkeypatch.undo()
+    with undisturbed():
+        pass  # no Ctrl-C has waited
+
+
 def test_a_thread_that_cannot_start_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     start, before, started = threading.Thread.start, torch.get_num_threads(), []
 
@@ -244,3 +283,32 @@ def test_ctrl_c_of_the_main_thread_is_not_held_by_a_pass_in_another() -> None:
     done.set()
     thread.join()
     assert nothing_runs()
+
+
+def test_a_ctrl_c_at_no_line_of_the_end_of_a_hooks_block_leaves_gradients_off() -> None:
+    model, image = small(), torch.rand(1, 3, 8, 8)
+    number = lines = 0
+    while lines == number:  # until the block has no more lines
+        number, lines = number + 1, 0
+
+        def press(frame: Any, event: str, _: Any, at: int = number) -> Any:
+            nonlocal lines
+            lines += event == "line" and lines < at
+            if event == "line" and lines == at:
+                sys.settrace(None)
+                signal.raise_signal(signal.SIGINT)
+            return press
+
+        try:
+            with camkit.hooks.record(model, "*"):
+                model(image)
+                sys.settrace(press)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+            is_on = torch.is_grad_enabled()
+            guard._ctrl_c.blocks = guard._ctrl_c.presses = 0  # real signals never come between two plain statements
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            torch.set_grad_enabled(True)
+        assert is_on, number

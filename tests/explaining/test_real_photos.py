@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor, nn
+from torchvision import transforms
 
 import camkit
 from camkit.models import LoadedModel
@@ -129,3 +130,31 @@ def test_without_the_hottest_quarter_of_the_picture_the_score_falls_most(model, 
                 falls.append(found.score - float(model.module((image * (1 - grey))[None])[0, found.target]))
     assert sum(hot) > 3 * sum(cold)
     assert sum(one > other for one, other in zip(hot, cold, strict=True)) >= len(PHOTOS) - 2
+
+
+def as_stored(path: Path) -> Image.Image:
+    """Return a picture with its colours as stored: without its profile."""
+    picture = ImageOps.exif_transpose(Image.open(path)).convert("RGB")
+    picture.info.pop("icc_profile", None)
+    return picture
+
+
+@pytest.mark.extended
+def test_the_recorded_probabilities_of_squeezenet_on_every_picture(models, test_data):
+    expected = json.loads((test_data / "expected_top5.json").read_text())
+    # The record was made with pictures squashed to 227 x 227, not with torchvision's resize and crop, and with their
+    # colours as stored, not converted by their profile.
+    normalise = transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+    squash = transforms.Compose([transforms.Resize((227, 227)), transforms.ToTensor(), normalise])
+    pictures = (as_stored(test_data / name) for name in expected)
+
+    rows = list(camkit.explain_many(models["squeezenet1_1"], pictures, target=camkit.targets.top(5), preprocess=squash))
+
+    assert len(rows) == 5 * len(expected) == 5 * 59
+    for number, (name, truth) in enumerate(expected.items()):
+        found, recorded = rows[5 * number : 5 * number + 5], truth[Path(WEIGHTS["squeezenet1_1"]).stem]
+        assert [row.probability for row in found] == pytest.approx([share for _, share in recorded], abs=2e-3), name
+        by_index = {row.target: row.probability for row in found}
+        for index, share in recorded:
+            assert by_index.get(index, found[-1].probability) == pytest.approx(share, abs=2e-3), name
+        assert found[0].target == recorded[0][0], name
