@@ -126,7 +126,8 @@ def computed(name: str, number: int, target: int) -> tuple[list[np.ndarray], lis
 def test_the_map_equals_the_slow_reference(method: str, name: str) -> None:
     model, slow = library(name)
     images = pictures()
-    found = camkit.explain(model, images, method=method, target=[3, 7])
+    with unchanged(model):
+        found = camkit.explain(model, images, method=method, target=[3, 7])
     for number, target in ((0, 7), (1, 3)):
         explanation = found[2 * number + (target == 7)]
         assert_same(explanation.raw, expected_map(slow, method, images[number], target, computed(name, number, target)))
@@ -203,7 +204,8 @@ def test_models_of_hugging_face_by_the_maps_that_they_return_themselves(name: st
     relevance = oracles.FORMULAS[method](*both, np.eye(tokens)[read].mean(0))
     expected = relevance[prefix : prefix + 16].reshape(4, 4)
     for model in (eager, sdpa):
-        assert_same(camkit.explain(model, image, method=method, target=score).raw, expected, 1e-4)
+        with unchanged(model):
+            assert_same(camkit.explain(model, image, method=method, target=score).raw, expected, 1e-4)
 
 
 def in_turn(blocks: Iterable[nn.Module], tokens: Tensor) -> Tensor:
