@@ -510,7 +510,7 @@ def _look_up(
         own = (entry,) if isinstance(entry, int) else by_name.get(normalize_name(entry), ())
         if not own or not 0 <= min(own) <= max(own) < outputs:
             near = did_you_mean(str(entry), labels or ())
-            known = f"labels{near}" if isinstance(entry, str) else f"{outputs} outputs"
+            known = f"{outputs} outputs" if own else f"labels{near}"
             raise InputError(f"class map: {entry!r} for {name!r} is not one of the model's {known}")
         indices.extend(own)
     return tuple(dict.fromkeys(indices))

@@ -55,10 +55,10 @@ class FileHashes(dict[Path, str]):
 
     def __missing__(self, path: Path) -> str:
         """Return the hash of a file that was not read yet."""
-        self[path] = _UNREADABLE
+        found = _UNREADABLE
         with contextlib.suppress(OSError):
-            self[path] = digest(path.read_bytes()) if is_regular(path) else _UNREADABLE
-        return self[path]
+            found = digest(path.read_bytes()) if is_regular(path) else _UNREADABLE
+        return self.setdefault(path, found)
 
 
 @dataclass(frozen=True)

@@ -561,10 +561,11 @@ def read_coco(file: Path) -> Annotations:
     return annotations.finished()
 
 
-def _numbers(values: Any) -> list[float]:
-    """Return finite numbers; anything else is a ValueError or a TypeError."""
-    if not all(map(math.isfinite, values)):  # which takes no text
-        raise ValueError(f"expected finite numbers, not {brief(repr(values))}")
+def _numbers(values: Any, count: int | None = None) -> list[float]:
+    """Return a list of finite numbers, of this length; anything else is a ValueError."""
+    is_list = isinstance(values, list) and all(type(each) in (int, float) and math.isfinite(each) for each in values)
+    if not is_list or len(values) != (count or len(values)):
+        raise ValueError(f"expected {count or 'finite'} numbers, not {brief(repr(values))}")
     return list(map(float, values))
 
 
@@ -592,7 +593,7 @@ def _add_coco(
         packed = isinstance(outline["counts"], str)
         box = _box_at(*rle.toBbox(outline if packed else rle.frPyObjects(outline, *outline["size"])))
     if (box is None or clip_box(box, None) is None) and row.get("bbox"):  # some tools write an empty box or outline
-        outline, box = None, _box_at(*_numbers(row["bbox"]))
+        outline, box = None, _box_at(*_numbers(row["bbox"], 4))
     if box is None:
         annotations.problems["annotations with neither box nor outline"].append(name)
         return
@@ -777,6 +778,8 @@ def pictures_of(table: Path) -> Path:
     named = [str(settings[part]) for part in parts if settings.get(part)]
     root = table.parent / str(settings.get("path") or "")
     for folder in named:
+        if folder.startswith("["):  # several; those that follow may be the training pictures
+            break
         # Exports of annotation tools write ../valid/images, as seen from a folder that does not exist.
         for place in (root / folder, table.parent / folder, table.parent / folder.removeprefix("../")):
             if place.is_dir():

@@ -121,7 +121,7 @@ def blend(
     moved = Box(box.left - left, box.top - top, box.right - left, box.bottom - top)
     for unseen in (np.s_[: rows.start], np.s_[rows.stop :], np.s_[rows, : columns.start], np.s_[rows, columns.stop :]):
         if drawn[unseen].size:
-            cv2.convertScaleAbs(drawn[unseen], dst=drawn[unseen], alpha=0.45)
+            cv2.convertScaleAbs(drawn[unseen], dst=drawn[unseen], alpha=0.45)  # the model did not see it
     seen = drawn[rows, columns]
     if seen.size:
         colours = cv2.applyColorMap(_warped(_levels(heatmap), moved, seen.shape[:2]), _colours(colormap))

@@ -285,6 +285,7 @@ class _Modules:
         self._versions = [(each, each._version) for each in parameters if not each.is_inference()]
         buffers = [each for table in self._tables[2::3] for each in table.values() if each is not None]
         others = [each for each in record.other_attributes(modules) if isinstance(each, Tensor)]
+        # Larger tensors that a module keeps as attributes are caches, which would take as much memory again.
         copied = [*buffers, *(each for each in others if each.numel() <= 1_000_000)]
         copied = [each for each in copied if each.layout is torch.strided and not each.is_inference()]
         self._copies = [(tensor, tensor.clone(), tensor._version) for tensor in copied]

@@ -58,6 +58,7 @@ from camkit.images.prepare import (
     Batch,
     Prepared,
     References,
+    ReferencesError,
     batches_of,
     bytes_of_batch,
     in_rounds,
@@ -697,6 +698,8 @@ class Explainer:
             with autocasting(device):
                 inputs = stacked([item.tensor for item in batch]).to(device, dtype)
                 return self._of_targets(batch, inputs, targets, methods)
+        except ReferencesError:
+            raise
         except (OneByOneError, ImageError) as error:
             if isinstance(error, ImageError) and len(batch) == 1:
                 # The frames of a traceback would keep the picture alive

@@ -683,7 +683,7 @@ class Explanations(Tabular, list[Explanation]):
         """
         if not self:
             raise InputError("there is no explanation to draw: the list is empty")
-        resize = functools.partial(figure.fitted, most=360)
+        resize = functools.partial(figure.fitted, most=360)  # the longest side on a sheet
         drawn = [
             row._draw(style, colormap, alpha, self if scale == "shared" else scale or "shared", resize) for row in self
         ]

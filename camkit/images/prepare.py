@@ -383,6 +383,10 @@ def chosen_references(references: ReferencesLike, rank: int = 2) -> tuple[list[I
     return [found[number * len(found) // count] for number in range(count)], words
 
 
+class ReferencesError(ImageError):
+    """A reference picture cannot be used, so no picture can be compared with it."""
+
+
 class References:
     """The reference pictures of one model, ready for inputs of any size.
 
@@ -405,14 +409,17 @@ class References:
         """Return the reference pictures for a model's input, at its size.
 
         Raises:
-            ImageError: a reference picture cannot be read, or does not fit the input.
+            ReferencesError: a reference picture cannot be read, or does not fit the input.
         """
         image = image.detach().float().cpu()
         low_high = () if self._pictures else self._plain
         if low_high is None or (low_high and len(low_high[0]) != image.shape[1]):
             low_high = image[0].flatten(1).amin(1), image[0].flatten(1).amax(1)
         key = tuple(image.shape), *(tuple(values.tolist()) for values in low_high)
-        made = self._made.get(key) or (self._noise(image, *low_high) if low_high else self._given(image))
+        try:
+            made = self._made.get(key) or (self._noise(image, *low_high) if low_high else self._given(image))
+        except ImageError as error:
+            raise ReferencesError(str(error)) from error
         return keep_last(self._made, key, made, 4)
 
     def _given(self, image: Tensor) -> ReferencePictures:

@@ -131,6 +131,7 @@ def opened(path: Path, data: bytes | None = None) -> Image.Image:
     """
     if data is None:
         refuse_pipe(path, ImageError)
+    _register_heif()
     picture = Image.open(path if data is None else io.BytesIO(data))
     if picture.format == "EPS":
         picture.close()
@@ -138,8 +139,11 @@ def opened(path: Path, data: bytes | None = None) -> Image.Image:
     return picture
 
 
-with contextlib.suppress(ImportError):
-    importlib.import_module("pillow_heif").register_heif_opener()  # Pillow then reads HEIC
+@functools.cache
+def _register_heif() -> None:
+    """Let Pillow read HEIC if pillow-heif is installed."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("pillow_heif").register_heif_opener()
 
 
 _TO_UPRIGHT = {
@@ -360,7 +364,7 @@ def opened_video(path: Path, every: int = 1) -> Iterator[Video]:
                 f"{brief(path)} cannot be read as a video: it is damaged, or this OpenCV has no decoder for it"
             )
         rate, count = capture.get(cv2.CAP_PROP_FPS), capture.get(cv2.CAP_PROP_FRAME_COUNT)
-        rate = rate if _RATES[0] <= rate <= _RATES[1] else 25.0
+        rate = rate if _RATES[0] <= rate <= _RATES[1] else 25.0  # the usual rate, if a file names none
         count = int(count) if math.isfinite(count) and count > 0 else 0
         yield Video(rate, count, _captured(capture, path, rate, count, every))
     finally:

@@ -148,6 +148,7 @@ class Decision:
             if kept is None or row.ref.name.count(".") <= kept.name.count("."):
                 by_grid[row.layout.grid] = row.ref
         reason = f"the last layer of its grid; {chosen.reason}"
+        # With the chosen one, as many grids as the usual networks have blocks.
         earlier = sorted(by_grid.items(), key=lambda item: -math.prod(item[0]))[-3:]
         return (*(self.named(ref, reason) for _, ref in earlier), chosen)
 

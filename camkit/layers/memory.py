@@ -133,12 +133,12 @@ class ModelMemory:
     ) -> Mapping[LayerRef, Layout | None]:
         """Return the layouts of layers, with the places of their cells unless these are spread evenly."""
         keys = {layer.ref: (kind_of(image), layer.ref, layer.layout, spread) for layer in layers}
-        # Two convolutions show whether the model was trained further: looking at all weights takes longer.
-        convolutions = [module for module in self.record.modules() if isinstance(module, nn.Conv2d)]
-        looked_at = [*convolutions[:1], *convolutions[len(convolutions) // 2 :][:1]]
-        if self._placed_with is None or not self._placed_with.still_hold(looked_at):
+        every = self.record.modules()
+        # Convolutions show whether a network was trained further: looking at all weights takes longer.
+        trained: list[nn.Module] = [module for module in every if isinstance(module, nn.Conv2d)] or every
+        if self._placed_with is None or not self._placed_with.still_hold(trained):
             self._placed.clear()
-            self._placed_with = WeightMarks(looked_at)
+            self._placed_with = WeightMarks(trained)
         placed = {ref: self._placed[key] for ref, key in keys.items() if key in self._placed}
         new = [layer for layer in layers if layer.ref not in placed]
         if new:

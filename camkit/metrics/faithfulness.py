@@ -1,7 +1,7 @@
 """The metrics: those that remove pixels, or cells of a layer, in the order of the map, and those of the whole map.
 
-H(a) is the hot set of share a (``heat.py``), K(a) the score of the picture with only H(a) kept, R(a) its score with
-H(a) removed. The picture itself has the score R(0) = K(1), the filled picture R(1) = K(0).
+H(a) is the hot set of share a (``evaluator.py``), K(a) the score of the picture with only H(a) kept, R(a) its score
+with H(a) removed. The picture itself has the score R(0) = K(1), the filled picture R(1) = K(0).
 
 In feature space, the layer is that of the Evaluator. A removed cell takes the values that it has if all pixels of the
 picture are removed, by the same fills as pixels. The mean of the cells would not do: a network that averages them would

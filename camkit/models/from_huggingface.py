@@ -147,7 +147,8 @@ def _loaded(request: Request, name: str) -> LoadedModel:
     for kind, adapted in _KINDS:
         build = kind.get(type(config), None)
         is_usable = kind is not _PROMPTABLE or hasattr(build, "get_image_embeddings")
-        if build is not None and build.__name__ in architectures and is_usable:
+        is_video = kind is transformers.MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING and not architectures
+        if build is not None and (build.__name__ in architectures or is_video) and is_usable:
             return _adapted(request, name, config, kind, adapted)
     library = transformers.MODEL_MAPPING.get(type(config), None)  # None for code that comes with a model
     compares = library is None or hasattr(library, "get_text_features")
@@ -254,6 +255,11 @@ def _adapted(
 
 def comparing(model: Any, tokenizer: Any, texts: tuple[str, ...]) -> Adapter:
     """Return a model that compares pictures with texts, such as CLIP and SigLIP, for these texts as classes."""
+    if not hasattr(model, "logit_scale"):  # ALIGN divides by a temperature
+        raise ModelError(
+            f"{type(model).__name__} does not compare pictures with texts as CLIP and SigLIP do; wrap it in a module "
+            "that returns class scores"
+        )
     padding = "max_length" if "siglip" in model.config.model_type else True
     tokens = tokenizer(list(texts), padding=padding, truncation=True, return_tensors="pt")
     with torch.no_grad():

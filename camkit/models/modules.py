@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map, tree_map_only
 
 from camkit.errors import (
+    CamkitError,
     ImageError,
     InputError,
     LayerError,
@@ -427,7 +428,7 @@ CLIPS = "camkit explains clips only if the model's first convolution is a Conv3d
 def about_failure(module: nn.Module, inputs: Tensor, error: Exception) -> InputError | None:
     """Return the error of a failed pass as a sentence, if the reason is known but unclear in PyTorch's own error."""
     first = _first_convolution(module)
-    if isinstance(error, RuntimeError) and first is not None and first.in_channels != inputs.shape[1]:
+    if not isinstance(error, CamkitError) and first is not None and first.in_channels != inputs.shape[1]:
         return ImageError(
             f"the picture has {inputs.shape[1]} channels, but the model's first convolution takes {first.in_channels}"
         )

@@ -120,6 +120,8 @@ class ClassTarget(OfClasses):
 class SegmentTarget(ClassTarget):
     """One class of a segmentation network: where it is predicted, everywhere, or inside a mask over the input."""
 
+    __eq__, __hash__ = object.__eq__, object.__hash__  # masks are tensors
+
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the mean logit of the class for each image."""
         if maps_of(output, batch) is None:

@@ -314,6 +314,13 @@ def test_a_data_yaml_stands_for_the_folder_of_its_pictures(tmp_path: Path, table
     assert [(item.path.resolve(), item.label) for item in data.items] == [(tmp_path / place / "a.png", "cat")]
 
 
+def test_a_data_yaml_with_several_folders_does_not_stand_for_the_training_pictures(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "data.yaml").write_text("val: [v1, v2]\ntrain: train\nnames: [dog, cat]\n")
+    with pytest.raises(InputError, match="must name one folder that exists"):
+        read_data(tmp_path / "data.yaml")
+
+
 @pytest.mark.parametrize("regions", [None, "set/labels"])
 def test_the_named_table_of_a_yolo_data_set_may_have_any_name_and_place(tmp_path: Path, regions: str | None) -> None:
     """The tables of Ultralytics, such as coco8-pose.yaml, lie apart from their data."""

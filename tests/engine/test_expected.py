@@ -257,6 +257,8 @@ def test_references_that_cannot_be_used_are_refused(given: Any, error: type[Camk
     model, ref, _, image = built("chain")
     with pytest.raises(error, match=said):
         explained(model, image, str(ref), references=given)
+    with pytest.raises(error, match=said):  # it is no picture's own error
+        list(camkit.explain_many(model, [image, image], on_error="yield", method="expected", references=given))
 
 
 def test_a_method_that_reads_no_references_refuses_them() -> None:

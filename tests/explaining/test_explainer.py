@@ -423,6 +423,24 @@ def test_an_error_in_a_pass_at_once_comes_after_the_rows_before_it() -> None:
         next(rows)
 
 
+def test_a_picture_with_other_channels_is_no_reason_to_stop_whatever_the_model_raises() -> None:
+    """The Vision Transformer of Hugging Face raises a ValueError."""
+
+    class Strict(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = plain_net()
+
+        def forward(self, images: Tensor) -> Any:
+            if images.shape[1] != 3:
+                raise ValueError("Make sure that the channels match")
+            return self.net(images)
+
+    rows = list(camkit.explain_many(Strict(), [torch.zeros(1, SIZE, SIZE), picture()], on_error="yield"))
+    assert "the picture has 1 channels" in str(rows[0].error)
+    assert rows[1].status == "ok"
+
+
 def test_bf16_without_units_for_it_warns_and_runs_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("camkit.engine.passes._cpu_has_bf16", lambda: False)
     with pytest.warns(UserWarning, match="no units for bf16"):

@@ -812,6 +812,18 @@ def test_cells_of_models_for_single_pictures_are_measured_too(first):
     assert not np.allclose(expected[0], (np.arange(6) + 0.5) * 16 - 0.5)
 
 
+@pytest.mark.parametrize("number", range(4))
+def test_cells_are_measured_again_after_any_convolution_was_trained(number):
+    model, image = OneCell(halving(16, padding=1)).eval(), torch.rand(3, 96, 96)
+    explainer = camkit.Explainer(model, "layers")
+    target = lambda output: output.square().sum((1, 2, 3))  # noqa: E731
+    before = explainer(image, target).positions
+    with torch.no_grad():
+        model.layers[number].weight[..., 1:, 1:] = 0  # it looks above and to the left
+    after = explainer(image, target).positions
+    assert all((new < old - 0.5).all() for new, old in zip(after, before, strict=True))
+
+
 @pytest.mark.parametrize(
     "model",
     [
