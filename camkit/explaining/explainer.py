@@ -12,8 +12,8 @@ import functools
 import inspect
 import itertools
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
 
@@ -610,8 +610,8 @@ class Explainer:
         if on_error not in ("raise", "yield"):
             raise InputError(f"on_error must be 'raise' or 'yield', not {on_error!r}")
         targets, size = self._targets(target), self._batch_size(batch_size)
-        passes = self._passes(targets, self._batches(images, targets, size, draft=draft), counted=on_pass is not None)
-        return _rows_of(passes, on_error, on_pass)
+        batches = self._batches(images, targets, size, draft=draft)
+        return _rows_of(self._passes(targets, batches, counted=on_pass is not None), batches, on_error, on_pass)
 
     def _batch_size(self, batch_size: int | None) -> int:
         given = self._choices.options["batch_size"] if batch_size is None else batch_size
@@ -632,7 +632,7 @@ class Explainer:
 
     def _passes(
         self, targets: tuple[Target, ...], batches: Iterator[Batch], *, counted: bool
-    ) -> Iterator[list[Explanation | Failure]]:
+    ) -> Generator[list[Explanation | Failure], None, None]:
         """Explain batches in order. The first one settles the layer; those after it may run several at once.
 
         A method or target of the user runs in this thread only. The last digits depend on the number of cores of a
@@ -662,7 +662,7 @@ class Explainer:
 
     def _batches(
         self, images: Iterable[ImageLike], targets: tuple[Target, ...], batch_size: int, *, draft: bool
-    ) -> Iterator[Batch]:
+    ) -> Generator[Batch, None, None]:
         """Read the pictures, and join them into batches of one size."""
         pictures = 0
         preprocess, boxes = self._loaded.preprocess, self._boxes
@@ -908,17 +908,25 @@ def _saying_why(module: nn.Module, inputs: Tensor) -> Iterator[None]:
 
 
 def _rows_of(
-    passes: Iterable[list[Explanation | Failure]], on_error: str, on_pass: Callable[[], None] | None
+    passes: Generator[list[Explanation | Failure], None, None],
+    batches: Generator[Batch, None, None],
+    on_error: str,
+    on_pass: Callable[[], None] | None,
 ) -> Iterator[Explanation | Failure]:
-    """Yield the rows of passes, each of which is then held by the caller alone."""
-    for rows in passes:
-        if on_pass is not None:
-            on_pass()
-        rows.reverse()
-        while rows:
-            row = rows.pop()
-            yield _explanation(row) if on_error == "raise" else row
-            del row
+    """Yield the rows of passes, each of which is then held by the caller alone.
+
+    Both generators end with the rows, also after an error: its traceback would keep them until Python's collector finds
+    them, which may be in the middle of the start of a thread, where waiting for the threads that read never ends.
+    """
+    with closing(batches), closing(passes):
+        for rows in passes:
+            if on_pass is not None:
+                on_pass()
+            rows.reverse()
+            while rows:
+                row = rows.pop()
+                yield _explanation(row) if on_error == "raise" else row
+                del row
 
 
 def _explanation(row: Explanation | Failure) -> Explanation:

@@ -11,6 +11,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -421,6 +422,17 @@ def test_an_error_in_a_pass_at_once_comes_after_the_rows_before_it() -> None:
     assert len([next(rows) for _ in range(6)]) == 6
     with pytest.raises(ImageError, match="5 channels"):
         next(rows)
+
+
+def test_an_error_ends_the_threads_that_read_although_its_traceback_lives(tmp_path: Path) -> None:
+    """The collector may find a traceback while a thread starts, and would wait for the readers for ever."""
+    files = [tmp_path / f"{number}.png" for number in range(12)]
+    for file in files:
+        Image.new("RGB", (SIZE, SIZE)).save(file)
+    files[1].write_bytes(b"no picture")
+    with pytest.raises(ImageError) as caught:
+        list(camkit.explain_many(plain_net(), files, batch_size=1, preprocess=to_tensor))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("camkit")], caught
 
 
 def test_a_picture_with_other_channels_is_no_reason_to_stop_whatever_the_model_raises() -> None:
