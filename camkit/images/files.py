@@ -114,7 +114,7 @@ def refuse_input(out: Path, inputs: Iterable[Path | None]) -> None:
         OutputError: ``out`` is one of the inputs.
     """
     for given in inputs:
-        with contextlib.suppress(OSError, ValueError):  # one of them does not exist, or cannot
+        with contextlib.suppress(OSError):  # one of them does not exist
             if given is not None and os.path.samefile(out, given):  # noqa: PTH121 - pathlib's fails in the same way
                 raise OutputError(
                     f"{out} is also an input ({given}), so camkit does not replace it; write to another file"
