@@ -59,7 +59,7 @@ def in_order(
     most: int = sys.maxsize,
     size_of: Callable[[Result], int] | None = None,
     cores: int | None = None,
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """Run tasks in threads, at most ``ahead`` of the next result, and return their results in order.
 
     Args:

@@ -131,7 +131,8 @@ class Run(Iterator[Result], AbstractContextManager["Run"]):
         ahead, most, cores = max(64, 2 * self._batch_size), 72 * 2**20, cores_of_a_pass()
         written = in_order(self._tasks(), workers=workers, ahead=ahead, prompt=True, most=most, cores=cores)
         try:
-            with self._table or contextlib.nullcontext():
+            # Also after an error, whose traceback would keep the threads that draw.
+            with contextlib.closing(written), self._table or contextlib.nullcontext():
                 for _, of_pass in itertools.groupby(written, key=lambda _: self._passes.popleft()):
                     rows: list[Result] = []
                     for row in of_pass:

@@ -338,8 +338,9 @@ def test_an_unwritable_table_is_one_sentence_before_anything_is_computed(tmp_pat
 def test_a_full_disk_is_one_sentence_and_nothing_is_lost(tmp_path, tiny, name, limit):
     write_pictures(tmp_path / "in", 60)
     said = "File too large.*finished rows are kept, and resume=True continues from there"
-    with files_of_at_most(limit), pytest.raises(OutputError, match=said):
+    with files_of_at_most(limit), pytest.raises(OutputError, match=said) as caught:
         tabulate(tiny, tmp_path / "in", tmp_path / name, target=[0, 2])
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("camkit")], caught
     tabulate(tiny, tmp_path / "in", tmp_path / name, target=[0, 2], resume=True)
     tabulate(tiny, tmp_path / "in", tmp_path / f"whole-{name}", target=[0, 2])
     assert content(tmp_path / name) == content(tmp_path / f"whole-{name}")
