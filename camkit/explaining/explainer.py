@@ -77,7 +77,6 @@ from camkit.methods.on_one_picture import PictureScores
 from camkit.methods.registry import MethodLike
 from camkit.methods.runs import CHANGES, SignedMaps, signed_maps
 from camkit.models import (
-    about_failure,
     as_model,
     black_box_in,
     changed_at,
@@ -91,7 +90,7 @@ from camkit.models import (
     usual_batch_size,
 )
 from camkit.models.loaded import Loadable, LoadedModel, as_labels
-from camkit.models.modules import Adapted, adapted
+from camkit.models.modules import Adapted, adapted, explained_failures
 from camkit.options import ExplainerOptions, Fusion, Model, Options, Precision, Targets
 from camkit.targets import EachTarget, SimilarTarget, TargetLike, as_targets
 from camkit.targets.classes import of_changed_picture
@@ -901,10 +900,8 @@ def _saying_why(module: nn.Module, inputs: Tensor) -> Iterator[None]:
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         if is_out_of_memory(error) or isinstance(error, CamkitError):
             raise
-        sentence = about_failure(module, inputs, error)
-        if sentence is None:
+        with explained_failures(module, inputs):
             raise
-        raise sentence from error
 
 
 def _rows_of(

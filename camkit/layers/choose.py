@@ -173,15 +173,15 @@ def _described(influence: Influence, best: TracedCall, fit: Sequence[TracedCall]
     evidence = "whose cells influence the score" if influence.measured else "(its influence could not be measured)"
     if influence.measured and influence.score == "head":
         evidence += "; the head's weights are zero, so the influence on the head's input was measured instead"
-    doubt = UNSURE if reading.unsure else ""
     deeper = [call for call in trace.calls if call.started > best.started and call.finished > best.finished]
     verdicts = {readings[call].verdict for call in deeper}
+    if "nowhere" in verdicts:  # learned vectors, or tokens that random weights have mixed
+        evidence += "; the cells of deeper layers show no place in the input"
+    doubt = UNSURE if reading.unsure else ""
     if "elsewhere" in verdicts:
         doubt += "; the cells of deeper layers lie elsewhere in the input"
     names = list(dict.fromkeys(str(trace.ref_of(call)) for call in ends_beside(trace, best, fit)))
     beside = f"; the score also depends on {' and '.join(names)}" if names else ""
-    if "nowhere" in verdicts:  # learned vectors, or tokens that random weights have mixed
-        evidence += "; the cells of deeper layers show no place in the input"
     reason = f"the deepest {grid} grid {evidence}{doubt}{beside}"
     earlier = [trace.ref_of(call) for call in reversed(fit) if call.started <= best.finished]
     others = next_best(earlier, trace.ref_of(best))

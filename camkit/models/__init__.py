@@ -19,7 +19,6 @@ from camkit.models.from_file import KINDS, as_module
 from camkit.models.from_ultralytics import holds_ultralytics
 from camkit.models.loaded import ONLY_PICTURES, Labels, Loadable, LoadedModel, Request, as_labels, is_file, read_labels
 from camkit.models.modules import (
-    about_failure,
     adapted,
     black_box,
     black_box_in,
@@ -37,7 +36,6 @@ from camkit.types import Activation, Preprocess
 __all__ = [
     "DEMO_MODELS",
     "Labels",
-    "about_failure",
     "as_model",
     "black_box",
     "black_box_in",
