@@ -2,58 +2,45 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import gc
 import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torchvision
+from networks import Net, means
 from tiers import represented_by
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-import camkit
 from camkit.errors import InputError, LayerError, ModelError
 from camkit.hooks import TensorHooks, clip_norm, clip_value, edit, edit_gradients, noise, record, scale
 
 
-class Thrice(nn.Module):
-    """One convolution and one ReLU in place, run three times, around a skip connection."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 4, 3, padding=1)
-        self.conv = nn.Conv2d(4, 4, 3, padding=1)
-        self.relu = nn.ReLU(inplace=True)
-        self.head = nn.Linear(4, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        first = self.relu(self.conv(self.stem(x)))
-        second = self.relu(self.conv(first)) + first
-        return self.head(self.relu(self.conv(second)).mean((2, 3)))
+def thrice(net: Net, x: Tensor) -> Tensor:
+    """One convolution and one ReLU in place run three times, around a skip connection."""
+    first = net.relu(net.conv(net.stem(x)))
+    second = net.relu(net.conv(first)) + first
+    return net.head(means(net.relu(net.conv(second))))
 
 
-class Skip(nn.Module):
+def skip(net: Net, x: Tensor) -> Tensor:
     """A layer's output is used twice, once after something was added to it in place."""
+    maps = net.layer(x)
+    branch = net.side(2 * maps)  # a step whose gradient does not need the maps
+    maps += branch.sigmoid()
+    return net.head(means(maps * branch.tanh()))
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.side = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
-        self.head = nn.Linear(4, 5)
 
-    def forward(self, x: Tensor) -> Tensor:
-        maps = self.layer(x)
-        branch = self.side(2 * maps)  # a step whose gradient does not need the maps
-        maps += branch.sigmoid()
-        return self.head((maps * branch.tanh()).mean((2, 3)))
+def convolution(channels: int) -> nn.Conv2d:
+    return nn.Conv2d(channels, 4, 3, padding=1)
 
 
 def transformer() -> nn.Module:
@@ -68,8 +55,10 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "resnet18": lambda: torchvision.models.resnet18(num_classes=5),
     "densenet": lambda: torchvision.models.DenseNet(block_config=(1, 1, 1, 2), num_classes=5),
     "transformer": transformer,
-    "thrice": Thrice,
-    "skip": Skip,
+    "thrice": lambda: Net(
+        thrice, stem=convolution(3), conv=convolution(4), relu=nn.ReLU(inplace=True), head=nn.Linear(4, 5)
+    ),
+    "skip": lambda: Net(skip, layer=convolution(3), side=convolution(4), head=nn.Linear(4, 5)),
 }
 
 
@@ -100,6 +89,12 @@ def assert_same(one: dict[str, Tensor | None], two: dict[str, Tensor | None]) ->
     assert one.keys() == two.keys()
     for name, found in one.items():
         assert torch.equal(found, two[name]), name
+
+
+def in_a_thread(work: Callable[[], Any]) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
 
 
 def hooks_in(model: nn.Module) -> list[Any]:
@@ -194,7 +189,7 @@ def test_gradients_come_without_a_graph_and_in_the_precision_of_the_output() -> 
     assert not recording["0"].gradient.requires_grad
 
 
-def test_a_statistic_is_that_of_the_whole_tensor() -> None:
+def test_a_statistic_is_that_of_the_whole_tensor_and_integers_have_none() -> None:
     def largest(tensor: Tensor) -> float:
         return tensor.abs().max().item()
 
@@ -209,27 +204,21 @@ def test_a_statistic_is_that_of_the_whole_tensor() -> None:
         assert reduced.inputs == (largest(whole.inputs[0]),)
         assert reduced.output == largest(whole.output)
         assert reduced.gradient == largest(whole.gradient) > 0
+    table = nn.Embedding(5, 2)
+    with record(table, "", inputs=True, reduce=largest) as recording:
+        table(torch.tensor([1, 2]))
+    assert recording[""].inputs == (None,)
+    assert recording[""].output > 0
 
 
 @pytest.mark.parametrize("reduce", [lambda tensor: tensor, lambda tensor: (tensor[0], tensor.mean())])
 def test_a_statistic_that_is_a_view_survives_in_place_changes(reduce: Callable) -> None:
-    net, plain = small(), nn.Sequential(*copy.deepcopy(small())[:1])
-    inputs = torch.randn(5, 4)
+    net, inputs = small(), torch.randn(5, 4)
+    expected = reduce(net[0](inputs).detach())
     with record(net, "0", reduce=reduce) as recording:
         net(inputs)
-    expected = reduce(plain(inputs).detach())
-    found = recording["0"].output
-    assert (expected if isinstance(expected, Tensor) else expected[0]).min() < 0, "a ReLU would show"
-    for one, two in zip(found, expected, strict=True):
-        assert torch.equal(one, two)
-
-
-def test_integers_have_no_statistic() -> None:
-    net = nn.Sequential(nn.Embedding(5, 2), nn.Linear(2, 1))
-    with record(net, "*", inputs=True, reduce=torch.linalg.vector_norm) as recording:
-        net(torch.tensor([1, 2]))
-    assert recording["0"].inputs == (None,)
-    assert recording["0"].output > 0
+    assert min(map(Tensor.min, expected)) < 0, "a ReLU would show"
+    assert all(map(torch.equal, recording["0"].output, expected))
 
 
 @pytest.mark.parametrize("view", [nn.Flatten(), nn.Unflatten(1, (2, 2))])
@@ -237,19 +226,19 @@ def test_a_view_that_is_changed_in_place_has_no_gradient_and_says_so(view: nn.Mo
     inputs = torch.randn(2, 3, 8, 8)
     net = nn.Sequential(nn.Conv2d(3, 4, 3), view, nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(144, 2))
     plain = nn.Sequential(*net[:2], nn.ReLU(), *net[3:])
-    whole = {}
-    for name, one in (("in place", net), ("plain", plain)):
+    recordings, weights = [], []
+    for one in (net, plain):
         one.zero_grad()
         with record(one, "*", gradients=True) as recording:
             one(inputs).square().sum().backward()
-        whole[name] = recording["2"].gradient, one[0].weight.grad.clone()
-        if one is plain:
-            assert recording["1"].gradient.shape == recording["1"].output.shape
-        else:
-            with pytest.raises(LayerError, match=r"no backward pass.*returns a view.*inplace=False"):
-                _ = recording["1"].gradient
-    for one, other in zip(whole["in place"], whole["plain"], strict=True):
-        assert torch.equal(one, other)
+        recordings.append(recording)
+        weights.append(one[0].weight.grad.clone())
+    in_place, whole = recordings
+    assert whole["1"].gradient.shape == whole["1"].output.shape
+    with pytest.raises(LayerError, match=r"no backward pass.*returns a view.*inplace=False"):
+        _ = in_place["1"].gradient
+    assert torch.equal(in_place["2"].gradient, whole["2"].gradient)
+    assert torch.equal(*weights)
     plain.zero_grad()
     with edit_gradients(plain, {"1": scale(0.0)}):
         plain(inputs).sum().backward()
@@ -280,15 +269,9 @@ class Token(nn.Module):
         return self.token
 
 
-class Beside(nn.Module):
-    """Uses a tensor in a layer and beside it."""
-
-    def __init__(self, layer: nn.Module, use: Callable[[nn.Module, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.stem, self.layer, self.use = nn.Conv2d(3, 4, 3), layer, use
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.use(self.layer, self.stem(x))
+def beside(layer: nn.Module, use: Callable[[nn.Module, Tensor], Tensor]) -> Net:
+    """Return a network that uses a tensor in a layer and beside it."""
+    return Net(lambda net, x: use(net.layer, net.stem(x)), stem=nn.Conv2d(3, 4, 3), layer=layer)
 
 
 @dataclass
@@ -305,40 +288,39 @@ def added(layer: nn.Module, x: Tensor) -> Tensor:
     return 3 * layer(x) + x.sin()
 
 
-RETURNING: dict[str, Callable[[], Beside]] = {
-    "Identity": lambda: Beside(nn.Identity(), added),
-    "Dropout": lambda: Beside(nn.Dropout(0.5), added),
-    "Flatten": lambda: Beside(nn.Flatten(), lambda layer, x: 3 * layer(x).sum() + x.sin()),
-    "a permutation": lambda: Beside(
+RETURNING: dict[str, Callable[[], Net]] = {
+    "Identity": lambda: beside(nn.Identity(), added),
+    "Dropout": lambda: beside(nn.Dropout(0.5), added),
+    "Flatten": lambda: beside(nn.Flatten(), lambda layer, x: 3 * layer(x).sum() + x.sin()),
+    "a permutation": lambda: beside(
         Returning(lambda x: x.permute(0, 2, 3, 1)), lambda layer, x: layer(x).sum() + x.sin()
     ),
-    "a tuple": lambda: Beside(Returning(lambda x: (2 * x, x)), lambda layer, x: product(*layer(x)) + x.sin()),
-    "a dictionary": lambda: Beside(
+    "a tuple": lambda: beside(Returning(lambda x: (2 * x, x)), lambda layer, x: product(*layer(x)) + x.sin()),
+    "a dictionary": lambda: beside(
         Returning(lambda x: {"maps": [x]}), lambda layer, x: 3 * layer(x)["maps"][0] + x.sin()
     ),
-    "a dataclass": lambda: Beside(Returning(Held), lambda layer, x: 3 * layer(x).maps + x.sin()),
-    "a parameter": lambda: Beside(Token(), lambda layer, x: layer(x) * x.sin() + layer.token),
-    "called twice": lambda: Beside(nn.Identity(), lambda layer, x: 3 * layer(x) + layer(x).sin()),
+    "a dataclass": lambda: beside(Returning(Held), lambda layer, x: 3 * layer(x).maps + x.sin()),
+    "a parameter": lambda: beside(Token(), lambda layer, x: layer(x) * x.sin() + layer.token),
+    "called twice": lambda: beside(nn.Identity(), lambda layer, x: 3 * layer(x) + layer(x).sin()),
 }
 
 
-def by_copies(net: Beside, inputs: Tensor, factor: float = 1.0) -> tuple[list[list[Tensor]], dict[str, Any]]:
+def by_copies(net: Net, inputs: Tensor, factor: float = 1.0) -> tuple[list[list[Tensor]], dict[str, Any]]:
     """Return the gradients of copies of what the layer returns, multiplied, and those of the parameters."""
     copies: list[list[Tensor]] = []
 
-    def copied(module: nn.Module, args: Any, output: Any) -> Any:
+    def copied(item: Tensor) -> Tensor:
+        clone = item.clone()
+        clone.register_hook(lambda gradient: factor * gradient)
+        clone.retain_grad()
+        copies[-1].append(clone)
+        return clone
+
+    def hook(module: nn.Module, args: Any, output: Any) -> Any:
         copies.append([])
+        return map_tensors(output, copied)
 
-        def copy_of(item: Any) -> Any:
-            clone = item.clone()
-            clone.register_hook(lambda gradient: factor * gradient)
-            clone.retain_grad()
-            copies[-1].append(clone)
-            return clone
-
-        return map_tensors(output, copy_of)
-
-    handle = net.layer.register_forward_hook(copied)
+    handle = net.layer.register_forward_hook(hook)
     net.zero_grad()
     net(inputs).sum().backward()
     handle.remove()
@@ -354,7 +336,7 @@ def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
 @pytest.mark.parametrize("name", RETURNING)
 def test_the_gradient_of_a_layer_that_returns_its_input_is_that_of_its_own_uses(name: str) -> None:
     torch.manual_seed(2)
-    net, inputs = RETURNING[name]().eval(), pictures()
+    net, inputs = RETURNING[name](), pictures()
     output = net(inputs)
     expected, plain = by_copies(net, inputs)
     _, without = by_copies(net, inputs, 0.0)
@@ -390,13 +372,13 @@ IN_PLACE_LATER: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
 @pytest.mark.parametrize("nested", [False, True])
 def test_the_output_of_a_layer_that_returns_its_input_can_be_changed_in_place(name: str, nested: bool) -> None:
     torch.manual_seed(2)
-    net, inputs = Beside(nn.Dropout(0.5), IN_PLACE_LATER[name]).eval(), pictures()
+    net, inputs = beside(nn.Dropout(0.5), IN_PLACE_LATER[name]), pictures()
     output = net(inputs)
     output.sum().backward()
     plain = gradients_of(net)
     kept = net.stem(inputs)
     kept.retain_grad()
-    net.use(nn.Identity(), kept * 1).sum().backward()
+    IN_PLACE_LATER[name](nn.Identity(), kept * 1).sum().backward()
     net.zero_grad()
     outer = record(net, "layer", gradients=True) if nested else nullcontext()
     with outer, record(net, "layer", gradients=True) as recording:
@@ -499,11 +481,9 @@ def test_each_backward_pass_gives_one_gradient() -> None:
             (factor * output).sum().backward(retain_graph=True)
         torch.autograd.grad(output[:, 0].sum(), net[2].weight)
     found = recording["2"].gradients
-    assert [torch.equal(one, torch.full((5, 2), value)) for one, value in zip(found, (1.0, 3.0), strict=False)] == [
-        True
-    ] * 2
+    expected = [torch.tensor(row).expand(5, 2) for row in ([1.0, 1.0], [3.0, 3.0], [1.0, 0.0])]
+    assert [*map(torch.equal, found, expected)] == [True] * 3
     assert len(found) == 3
-    assert torch.equal(found[2], torch.tensor([1.0, 0.0]).expand(5, 2))
     assert len(recording["0"].gradients) == 2, "the third pass did not reach it"
     with pytest.raises(LayerError, match="3 backward passes have reached layer '2#1'"):
         _ = recording["2"].gradient
@@ -559,31 +539,29 @@ def test_reading_a_layer_that_did_not_run_or_was_not_selected() -> None:
         with pytest.raises(LayerError, match="layer '2' is not among those recorded"):
             recording["2"]
     with record(net, "0") as recording:
-        thread = threading.Thread(target=net, args=(torch.ones(1, 4),))
-        thread.start()
-        thread.join()
+        in_a_thread(lambda: net(torch.ones(1, 4)))
     with pytest.raises(LayerError, match="in the thread that opened the recording"):
         recording["0"]
 
 
-class Checkpointed(nn.Module):
-    def __init__(self, use_reentrant: bool | None) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.stem, self.block, self.head = nn.Linear(4, 4), small(), nn.Linear(2, 1)
-        self.use_reentrant = use_reentrant
+def checkpointed(use_reentrant: bool | None) -> Net:
+    """Return a network that runs a block again in the backward pass, unless ``use_reentrant`` is None."""
+    torch.manual_seed(0)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        x = self.block(x) if self.use_reentrant is None else checkpoint(self.block, x, use_reentrant=self.use_reentrant)
-        return self.head(x)
+    def run(net: Net, x: Tensor) -> Tensor:
+        x = net.stem(x)
+        return net.head(
+            net.block(x) if use_reentrant is None else checkpoint(net.block, x, use_reentrant=use_reentrant)
+        )
+
+    return Net(run, stem=nn.Linear(4, 4), block=small(), head=nn.Linear(2, 1))
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_calls_repeated_by_checkpointing_are_not_counted(use_reentrant: bool) -> None:
     found = []
     for mode in (None, use_reentrant):
-        model = Checkpointed(mode)
+        model = checkpointed(mode)
         with record(model, "*", inputs=True, gradients=True) as recording:
             model(torch.linspace(-1, 1, 8).view(2, 4)).square().sum().backward()
         found.append((recording, gradients_of(model)))
@@ -631,6 +609,8 @@ def test_hooks_are_called_in_the_order_they_were_set() -> None:
         record(net, "0", gradients=True) as outer,
         edit(net, {"0": scale(2.0)}),
         record(net, "0", gradients=True) as between,
+        edit_gradients(net, {"0": scale(5.0)}),
+        record(net, "0", gradients=True) as edited,
         edit(net, {nn.Linear: lambda maps: maps + 1, "0": scale(3.0)}),
         record(net, "0", gradients=True) as inner,
     ):
@@ -640,23 +620,22 @@ def test_hooks_are_called_in_the_order_they_were_set() -> None:
     assert torch.equal(between["0"].output, plain * 2.0)
     assert torch.equal(inner["0"].output, (plain * 2.0 + 1) * 3.0)
     assert torch.equal(between["0"].gradient, inner["0"].gradient * 3.0)
-    assert torch.equal(outer["0"].gradient, inner["0"].gradient * 3.0 * 2.0)
+    assert torch.equal(edited["0"].gradient, between["0"].gradient * 5.0)
+    assert torch.equal(outer["0"].gradient, edited["0"].gradient * 2.0)
     assert inner["0"].gradient.any()
 
 
-class Unused(nn.Module):
-    """Has layers that do not run although their weights are used."""
+def partly(net: Net, x: Tensor) -> Tensor:
+    """Some layers do not run although their weights are used."""
+    x = nn.functional.linear(net.attention(x, x, x)[0], net.linear.weight)
+    net.aside(x)
+    return net.head(net.relu(net.flat(2 * net.relu(net.forwarded.forward(x)))))
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention, self.linear = nn.MultiheadAttention(4, 2), nn.Linear(4, 4)
-        self.relu, self.forwarded, self.head = nn.ReLU(inplace=True), nn.Linear(4, 4), nn.Linear(4, 2)
-        self.flat, self.aside = nn.Flatten(), nn.Linear(4, 4)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = nn.functional.linear(self.attention(x, x, x)[0], self.linear.weight)
-        self.aside(x)
-        return self.head(self.relu(self.flat(2 * self.relu(self.forwarded.forward(x)))))
+def unused() -> Net:
+    parts = {name: nn.Linear(4, 4) for name in ("linear", "forwarded", "aside")}
+    parts |= {"attention": nn.MultiheadAttention(4, 2), "head": nn.Linear(4, 2)}
+    return Net(partly, **parts, relu=nn.ReLU(inplace=True), flat=nn.Flatten())
 
 
 NOT_RUN = {
@@ -665,39 +644,24 @@ NOT_RUN = {
     "linear": "did not run.*only its weights are used",
     "relu#3": "layer 'relu' ran fewer than 3 times in a pass",
     "*.out_proj": "layer 'attention.out_proj' was not edited",
-    "[fl]*r*": r"^layer '\w+' \(and 1 more\) was not edited: it did not run",
+    "[fl]*[dr]": r"^layer '\w+' \(and 1 more\) was not edited: it did not run",
 }
 
 
 @pytest.mark.parametrize("enter", [edit, edit_gradients])
 @pytest.mark.parametrize("layer", NOT_RUN)
 def test_an_edit_of_a_layer_that_does_not_run_is_an_error_at_the_end(layer: str, enter: Any) -> None:
-    net = Unused()
-    with pytest.raises(LayerError, match=NOT_RUN[layer]), enter(net, {layer: scale(0.0), "head": scale(1.0)}):
+    net = unused()
+    several = {nn.Linear: scale(1.0)}  # only one of them needs to run
+    with pytest.raises(LayerError, match=NOT_RUN[layer]), enter(net, {layer: scale(0.0), **several}):
         net(torch.randn(3, 4)).sum().backward()
     with pytest.raises(KeyError, match="another"), enter(net, {layer: scale(0.0)}):
         net(torch.randn(3, 4))
         raise KeyError("another error")
     assert not hooks_in(net)
-
-
-@pytest.mark.parametrize("enter", [edit, edit_gradients])
-def test_an_edit_is_an_error_if_the_model_does_not_run_or_runs_in_another_thread(enter: Any) -> None:
-    net = Unused()
-    with enter(net, {nn.Linear: scale(0.5)}):  # of several layers, only one needs to run
-        net(torch.randn(3, 4)).sum().backward()
-    with (
-        pytest.raises(LayerError, match="layer 'head' was not edited: it did not run"),
-        enter(net, {"head": scale(0.0)}),
-    ):
-        pass
-    thread = threading.Thread(target=net, args=[torch.randn(3, 4)])
-    with (
-        pytest.raises(LayerError, match="did not run inside the block, in this thread"),
-        enter(net, {"head": scale(0.0)}),
-    ):
-        thread.start()
-        thread.join()
+    other_thread = "did not run inside the block, in this thread"
+    with pytest.raises(LayerError, match=other_thread), enter(net, {"head": scale(0.0)}):
+        in_a_thread(lambda: net(torch.randn(3, 4)))
 
 
 @pytest.mark.parametrize(
@@ -709,17 +673,14 @@ def test_an_edit_is_an_error_if_the_model_does_not_run_or_runs_in_another_thread
     ],
 )
 def test_an_edit_of_a_gradient_that_does_not_come_is_an_error(key: str, reason: str) -> None:
-    net = Unused()
+    net = unused()
     if key == "flat":
         net.flat = nn.Unflatten(1, (2, 2))
         net.head = nn.Sequential(nn.Flatten(), net.head)
     with pytest.raises(LayerError, match=reason), edit_gradients(net, {key: scale(0.0)}):
         net(torch.randn(3, 4)).sum().backward()
-    with (
-        pytest.raises(LayerError, match="gradients are off"),
-        torch.no_grad(),
-        edit_gradients(net, {"aside": scale(0.0)}),
-    ):
+    off = pytest.raises(LayerError, match="gradients are off")
+    with off, torch.no_grad(), edit_gradients(net, {"aside": scale(0.0)}):
         net(torch.randn(3, 4))
 
 
@@ -727,16 +688,16 @@ def test_an_edit_of_a_gradient_that_does_not_come_is_an_error(key: str, reason: 
 def test_edits_apply_to_calls_repeated_by_checkpointing(use_reentrant: bool) -> None:
     found = []
     for mode in (None, use_reentrant):
-        model = Checkpointed(mode)
+        model = checkpointed(mode)
         with edit(model, {"block.0": lambda maps: 3 * maps.tanh()}), edit_gradients(model, {"block.1": scale(0.5)}):
             output = model(torch.linspace(-1, 1, 8).view(2, 4))
             output.square().sum().backward()
         found.append(gradients_of(model))
     assert_same(*found)
-    unedited = Checkpointed(None)
+    unedited = checkpointed(None)
     unedited(torch.linspace(-1, 1, 8).view(2, 4)).square().sum().backward()
     assert not torch.equal(found[0]["block.0.weight"], unedited.block[0].weight.grad)
-    model = Checkpointed(use_reentrant)
+    model = checkpointed(use_reentrant)
     with edit(model, {"block.0#1": scale(2.0)}), pytest.raises(LayerError, match="runs again in the backward pass"):
         model(torch.ones(1, 4)).sum().backward()
 
@@ -749,10 +710,7 @@ def test_an_edited_gradient_changes_all_gradients_before_it() -> None:
     noisy = torch.randn(5, 3, generator=torch.Generator().manual_seed(3))
     changes: dict[str, tuple[Callable, Callable[[Tensor], Tensor]]] = {
         "scale": (scale(0.25), lambda gradient: gradient * 0.25),
-        "value": (
-            clip_value(0.1),
-            lambda gradient: torch.maximum(torch.minimum(gradient, torch.tensor(0.1)), -torch.tensor(0.1)),
-        ),
+        "value": (clip_value(0.1), lambda gradient: gradient.sign() * gradient.abs().minimum(torch.tensor(0.1))),
         "norm": (clip_norm(0.5), lambda gradient: gradient * (0.5 / gradient.square().sum().sqrt())),
         "long enough": (clip_norm(1e9), lambda gradient: gradient),
         "noise": (noise(0.3, torch.Generator().manual_seed(3)), lambda gradient: gradient + 0.3 * noisy),
@@ -792,19 +750,15 @@ def test_a_parameters_gradient_is_edited_before_it_is_added() -> None:
 def test_a_frozen_parameter_has_no_gradient_to_edit() -> None:
     net = small()
     net[0].weight.requires_grad_(False)
-    with (
-        pytest.raises(LayerError, match=r"'0.weight' does not require gradients"),
-        edit_gradients(net, {"0.weight": scale(2.0)}),
+    for key, said in (
+        ("weight", "'0.weight' does not require"),
+        ("wait", "no layer or parameter '0.wait'.*'0.weight'"),
     ):
-        pass
+        with pytest.raises(LayerError, match=said), edit_gradients(net, {f"0.{key}": scale(2.0)}):
+            pass
     with edit_gradients(net, {"*.weight": scale(0.0)}):
         net(torch.ones(1, 4)).sum().backward()
     assert not net[2].weight.grad.any()
-    with (
-        pytest.raises(LayerError, match=r"no layer or parameter '0.wait'; did you mean '0.weight'"),
-        edit_gradients(net, {"0.wait": scale(2.0)}),
-    ):
-        pass
 
 
 @pytest.mark.parametrize(
@@ -876,55 +830,44 @@ def test_a_parameter_that_two_layers_share_is_edited_once_under_either_name() ->
         assert torch.equal(net[0].weight.grad, 0.5 * plain)
 
 
-def test_a_recording_sees_gradients_edited_before_it() -> None:
-    net, inputs = small(), torch.randn(5, 4)
-    with (
-        record(net, "0", gradients=True) as before,
-        edit_gradients(net, {"0": scale(2.0)}),
-        record(net, "0", gradients=True) as after,
-    ):
-        net(inputs).sum().backward()
-    assert torch.equal(after["0"].gradient, 2.0 * before["0"].gradient)
-    assert before["0"].gradient.any()
-
-
 # --- nothing is left
 
 
 @contextmanager
-def everything(model: nn.Module, reduce: Any = None) -> Iterator[Any]:
-    with ExitStack() as stack:
-        recording = stack.enter_context(record(model, "*", inputs=True, gradients=True, reduce=reduce))
-        stack.enter_context(edit(model, {"*": lambda output: output}))
-        stack.enter_context(edit_gradients(model, {nn.Linear: scale(1.0), "*.weight": scale(1.0)}))
+def everything(model: nn.Module) -> Iterator[Any]:
+    with (
+        record(model, "*", inputs=True, gradients=True) as recording,
+        edit(model, {"*": lambda output: output}),
+        edit_gradients(model, {nn.Linear: scale(1.0), "*.weight": scale(1.0)}),
+    ):
         assert hooks_in(model)
         yield recording
 
 
-class Failing(nn.Module):
-    def __init__(self, error: type[BaseException] | None, when: str) -> None:
-        super().__init__()
-        self.body, self.error, self.when = small(), error, when
-        self.seen: list[weakref.ref[Any]] = []
+def failing(error: type[BaseException] | None, when: str, seen: list[weakref.ref[Any]]) -> Net:
+    """Return a network that fails in one of its passes, and notes its outputs."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.body(x)
-        self.seen.append(weakref.ref(x))
-        if self.error and self.when == "forward":
-            raise self.error
-        if self.error:
-            x.register_hook(self.fail)
+    def fail(*_: Any) -> None:
+        assert error
+        raise error
+
+    def run(net: Net, x: Tensor) -> Tensor:
+        x = net.body(x)
+        seen.append(weakref.ref(x))
+        if error and when == "forward":
+            fail()
+        if error:
+            x.register_hook(fail)
         return x
 
-    def fail(self, gradient: Tensor) -> None:
-        assert self.error
-        raise self.error
+    return Net(run, body=small())
 
 
 @pytest.mark.parametrize("when", ["forward", "backward"])
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt])
 def test_no_hook_is_left_and_no_tensor_is_kept_alive(error: type[BaseException] | None, when: str) -> None:
-    model = Failing(error, when)
+    seen: list[weakref.ref[Any]] = []
+    model = failing(error, when, seen)
     gc.collect()
     gc.disable()  # whatever needs the cycle collector is kept too long
     try:
@@ -932,12 +875,12 @@ def test_no_hook_is_left_and_no_tensor_is_kept_alive(error: type[BaseException] 
             model(torch.randn(2, 4)).square().sum().backward()
         assert not hooks_in(model)
         assert [call.name for call in recording.calls][:3] == ["body.0", "body.1", "body.2"]
-        model.seen += [weakref.ref(call.output) for call in recording.calls]
-        model.seen += [weakref.ref(one) for call in recording.calls for one in call.gradients]
-        model.seen.append(weakref.ref(recording))
+        seen += [weakref.ref(call.output) for call in recording.calls]
+        seen += [weakref.ref(one) for call in recording.calls for one in call.gradients]
+        seen.append(weakref.ref(recording))
         del recording
-        assert len(model.seen) > 4
-        assert [one() for one in model.seen] == [None] * len(model.seen)
+        assert len(seen) > 4
+        assert [one() for one in seen] == [None] * len(seen)
     finally:
         gc.enable()
 
@@ -1002,16 +945,11 @@ def test_a_parameters_gradient_in_another_thread_is_left_alone() -> None:
     net, plain = small(), small()
     inputs = torch.randn(2, 4)
 
-    def train() -> None:
-        net(inputs).sum().backward()
-
     with (
         pytest.raises(LayerError, match="no backward pass reached it"),
         edit_gradients(net, {"*.weight": scale(0.0)}),
     ):
-        thread = threading.Thread(target=train)
-        thread.start()
-        thread.join()
+        in_a_thread(lambda: net(inputs).sum().backward())
     plain(inputs).sum().backward()
     assert_same(gradients_of(net), gradients_of(plain))
 
@@ -1058,36 +996,24 @@ def test_torchscript_is_refused() -> None:
         pass
 
 
-def test_the_public_names_of_hooks_are_pinned() -> None:
-    names = "Call Recording clip_norm clip_value edit edit_gradients noise record scale"
-    assert " ".join(camkit.hooks.__all__) == names
-
-
 def test_a_recording_shows_itself_on_one_line_and_in_a_notebook():
-    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.ReLU(), nn.Linear(4, 2))
-    with record(net, "*", gradients=True) as recording:
-        assert repr(recording) == "<Recording of 0 calls>"
-        net(torch.ones(5, 3)).sum().backward()
-
-    assert repr(recording) == "<Recording of 4 calls: '0', '1', '2', ...>"
-    assert repr(recording["0"]) == "<Call 0#1 with output (5, 4)>"
-    rows = re.findall(r"<tr><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td></tr>", recording._repr_html_())
-    assert rows == [("0", "(5, 4)", "1"), ("1", "(5, 4)", "1"), ("2", "(5, 4)", "1"), ("3", "(5, 2)", "1")]
-
-
-def test_what_a_layer_returned_is_described_on_one_line():
     net = nn.Sequential(nn.LSTM(3, 4, batch_first=True))
     net.add_module("<b>", nn.Identity())
     with (
-        record(net, "*") as recording,
+        record(net, "*", gradients=True) as recording,
         record(net, "0", reduce=lambda tensor: float(tensor.mean())) as statistics,
         record(net, "0", outputs=False) as nothing,
     ):
+        assert repr(recording) == "<Recording of 0 calls>"
+        net(torch.ones(2, 5, 3))[0].sum().backward()
         net(torch.ones(2, 5, 3))
 
-    assert repr(recording["0"]) == "<Call 0#1 with output (2, 5, 4), (1, 2, 4), (1, 2, 4)>"
-    assert "&lt;b&gt;" in recording._repr_html_()
-    assert "<b>" not in recording._repr_html_()
-    assert repr(statistics["0"]).startswith("<Call 0#1 with output (")
-    assert "\n" not in repr(statistics["0"])
-    assert repr(nothing["0"]) == "<Call 0#1 with output not recorded>"
+    assert repr(recording) == "<Recording of 4 calls: '0#1', '<b>#1', '0#2', ...>"
+    assert repr(recording["0#1"]) == "<Call 0#1 with output (2, 5, 4), (1, 2, 4), (1, 2, 4)>"
+    rows = re.findall(r"<tr><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td></tr>", recording._repr_html_())
+    shapes = "(2, 5, 4), (1, 2, 4), (1, 2, 4)"
+    names = ("0#1", "&lt;b&gt;#1", "0#2", "&lt;b&gt;#2")
+    assert rows == [(name, shapes, passes) for name, passes in zip(names, "1100", strict=True)]
+    assert repr(statistics["0#1"]).startswith("<Call 0#1 with output (")
+    assert "\n" not in repr(statistics["0#1"])
+    assert repr(nothing["0#1"]) == "<Call 0#1 with output not recorded>"
