@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from heads import Skip, Unsteady
+from networks import Net, classifier, means
 from PIL import Image
 from scipy.optimize import linear_sum_assignment
 from tasks import Detecting, Segmenting, beside
@@ -18,42 +19,20 @@ from unchanged import unchanged
 import camkit
 from camkit.cli import main
 from camkit.errors import ImageError, InputError, LayerError, OutputError
-from camkit.inspect.feature_maps import colours_of, factorise_cells
+from camkit.inspect.feature_maps import colours_of
 from scripts.weights import OF_TORCHVISION
 
 FACTORISATION = "pytorch_grad_cam.feature_factorization.deep_feature_factorization"
 
-# --- the factorisation
 
-
-def test_the_factorisation_is_the_same_each_time_and_takes_zeros_and_any_scale() -> None:
-    generator = torch.Generator().manual_seed(1)
-    product = torch.rand(30, 4, generator=generator) @ torch.rand(4, 8, generator=generator)
-    cells = product + 0.1 * torch.rand(30, 8, generator=generator)
-    first, second = factorise_cells(cells, 3), factorise_cells(cells, 3)
-    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
-    tiny = factorise_cells(cells * 1e-30, 3)
-    torch.testing.assert_close(tiny[0], first[0], rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(tiny[1] * 1e30, first[1], rtol=1e-3, atol=1e-3)
-    assert not any(bool(part.isnan().any()) for part in factorise_cells(torch.zeros(6, 4), 2))
-
-
-# --- the public door
-
-
-class OneChannelEach(nn.Module):
-    """Class k is the mean of channel k of a layer that returns the picture's own channels."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Conv2d(3, 3, 1, bias=False)
-        self.head = nn.Linear(3, 3, bias=False)
-        with torch.no_grad():
-            self.layer.weight.copy_(torch.eye(3)[:, :, None, None])
-            self.head.weight.copy_(9 * torch.eye(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.layer(x).mean((2, 3)))
+def one_channel_each(gain: float = 9.0) -> Net:
+    """Return a network whose class k is the mean of channel k of a layer, which returns the picture's own channels."""
+    net = Net(lambda net, x: net.head(means(net.layer(x))), layer=nn.Conv2d(3, 3, 1, bias=False), head=nn.Linear(3, 3))
+    with torch.no_grad():
+        net.layer.weight.copy_(torch.eye(3)[:, :, None, None])
+        net.head.weight.copy_(gain * torch.eye(3))
+        net.head.bias.zero_()
+    return net
 
 
 def two_blobs() -> tuple[Tensor, np.ndarray]:
@@ -68,7 +47,7 @@ def two_blobs() -> tuple[Tensor, np.ndarray]:
 
 def test_two_planted_blobs_are_the_two_concepts() -> None:
     picture, blobs = two_blobs()
-    model = OneChannelEach()
+    model = one_channel_each()
     with unchanged(model):
         found = camkit.factorise(model, picture, 2, "layer", labels=["red", "green", "blue"])
     np.testing.assert_allclose(found.maps[0], blobs, atol=1e-3)
@@ -83,10 +62,7 @@ def test_two_planted_blobs_are_the_two_concepts() -> None:
 
 @pytest.mark.parametrize("last", [nn.Sigmoid(), nn.LogSigmoid()])
 def test_a_model_that_ends_in_a_sigmoid_gives_its_own_probabilities(last: nn.Module) -> None:
-    model = nn.Sequential(OneChannelEach(), last)
-    with torch.no_grad():
-        model[0].head.weight.mul_(0.1)
-    found = camkit.factorise(model, two_blobs()[0], 2, "0.layer")
+    found = camkit.factorise(nn.Sequential(one_channel_each(0.9), last), two_blobs()[0], 2, "0.layer")
     expected = torch.tensor([2.7, 0.9]).sigmoid()
     assert found.probabilities == pytest.approx(expected.tolist(), abs=1e-3)
 
@@ -94,17 +70,24 @@ def test_a_model_that_ends_in_a_sigmoid_gives_its_own_probabilities(last: nn.Mod
 def test_pictures_share_their_concepts() -> None:
     picture, blobs = two_blobs()
     pictures = [picture[0], picture[0].flip(2), picture[0, :, :, :16]]  # the last has another size
-    found = camkit.factorise(OneChannelEach(), pictures, 2, "layer")
+    found = camkit.factorise(one_channel_each(), pictures, 2, "layer")
     for maps, expected in zip(found.maps, (blobs, blobs[..., ::-1], blobs[..., :16]), strict=True):
         np.testing.assert_allclose(maps, expected, atol=1e-3)
-    as_batch = camkit.factorise(OneChannelEach(), torch.cat([picture, picture.flip(3)]), 2, "layer")
+    as_batch = camkit.factorise(one_channel_each(), torch.cat([picture, picture.flip(3)]), 2, "layer")
     np.testing.assert_allclose(as_batch.maps[1], blobs[..., ::-1], atol=1e-3)
 
 
-def test_negative_feature_maps_count_as_zero() -> None:
+def test_negative_feature_maps_count_as_zero_and_any_scale_will_do() -> None:
     picture, blobs = two_blobs()
-    found = camkit.factorise(OneChannelEach(), picture - 5 * (picture == 0).float(), 2, "layer")
+    found = camkit.factorise(one_channel_each(), picture - 5 * (picture == 0).float(), 2, "layer")
     np.testing.assert_allclose(found.maps[0], blobs, atol=1e-3)
+    tiny, again = (camkit.factorise(one_channel_each(), picture * 1e-30, 2, "layer") for _ in range(2))
+    np.testing.assert_allclose(tiny.maps[0], blobs, atol=1e-3)
+    np.testing.assert_allclose(tiny.vectors * 1e30, [[3, 0, 0], [0, 0, 1]], atol=1e-2)
+    assert np.array_equal(tiny.maps[0], again.maps[0])
+    nothing = camkit.factorise(one_channel_each(), 0 * picture, 2, "layer")
+    assert not nothing.maps[0].any()
+    assert nothing.unexplained == 0
 
 
 def test_a_skip_connection_has_classes_and_a_head_that_cannot_be_run_alone_numbers() -> None:
@@ -123,9 +106,7 @@ def test_a_skip_connection_has_classes_and_a_head_that_cannot_be_run_alone_numbe
 
 def test_volumes_have_maps_and_no_drawing() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv3d(1, 4, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(4, 2)
-    ).eval()
+    model = classifier(nn.Conv3d(1, 4, 3, 2, 1), nn.ReLU(), classes=2)
     found = camkit.factorise(model, torch.randn(1, 1, 8, 8, 8), 2, "1")
     assert found.maps[0].shape == (2, 4, 4, 4)
     assert found.heatmaps().shape == (2, 8, 8, 8)
@@ -137,14 +118,9 @@ def test_volumes_have_maps_and_no_drawing() -> None:
 # --- the drawing
 
 
-@pytest.fixture(scope="module")
-def planes() -> camkit.Concepts:
-    return camkit.factorise("demo-fair", [camkit.scenes.scene_paths()["plane-sky"]] * 2, concepts=3)
-
-
 def test_each_pixel_has_the_colour_of_its_strongest_concept() -> None:
     picture, blobs = two_blobs()
-    found = camkit.factorise(OneChannelEach(), picture, 2, "layer")
+    found = camkit.factorise(one_channel_each(), picture, 2, "layer")
     plain, drawn = (found.overlay(alpha=alpha).astype(int) for alpha in (0.0, 1.0))
     scale = drawn.shape[0] / 16
     for blob, colour in zip(blobs, colours_of(2), strict=True):
@@ -154,14 +130,11 @@ def test_each_pixel_has_the_colour_of_its_strongest_concept() -> None:
         assert np.abs(drawn[beside_mark] - colour).max() < 0.5 * grey
     nowhere = int(1.5 * scale), int(20 * scale)
     assert np.array_equal(drawn[nowhere], plain[nowhere])
+    assert [len(set(colours_of(count))) for count in (1, 7, 8, 20)] == [1, 7, 8, 20]
 
 
-def test_colours_are_different() -> None:
-    for count in (1, 7, 8, 20):
-        assert len(set(colours_of(count))) == count
-
-
-def test_it_is_saved_and_shown(planes: camkit.Concepts, tmp_path: Path) -> None:
+def test_it_is_saved_and_shown(tmp_path: Path) -> None:
+    planes = camkit.factorise("demo-fair", [camkit.scenes.scene_paths()["plane-sky"]] * 2, concepts=3)
     file = planes.save(tmp_path / "new" / "concepts.png")
     with Image.open(file) as drawn:
         assert drawn.size[0] > 2 * planes.overlay().shape[1]
@@ -202,7 +175,7 @@ def test_the_shell_draws_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_bad_input_is_one_sentence(options: dict, kind: type[Exception], words: str) -> None:
     given = {"images": two_blobs()[0], "concepts": 2, "target_layer": "layer", **options}
     with pytest.raises(kind, match=words) as caught:
-        camkit.factorise(OneChannelEach(), given.pop("images"), **given, preprocess=lambda _: two_blobs()[0][0])
+        camkit.factorise(one_channel_each(), given.pop("images"), **given, preprocess=lambda _: two_blobs()[0][0])
     assert "\n" not in str(caught.value)
 
 
@@ -210,12 +183,12 @@ def test_several_layers_and_numbers_that_are_not_finite_are_refused() -> None:
     torch.manual_seed(0)
     with pytest.raises(LayerError, match="feature maps are those of one layer, but these are several: layer, stem"):
         camkit.factorise(Skip().eval(), torch.randn(1, 3, 16, 16), 2, "[sl][ta]*e[mr]")
-    model = OneChannelEach()
+    model = one_channel_each()
     with torch.no_grad():
         model.layer.weight[0, 0] = torch.inf
     with pytest.raises(LayerError, match="the feature maps of layer 'layer' hold NaN or infinite values"):
         camkit.factorise(model, two_blobs()[0] + 1, 2, "layer")
-    found = camkit.factorise(OneChannelEach(), two_blobs()[0], 2, "layer")
+    found = camkit.factorise(one_channel_each(), two_blobs()[0], 2, "layer")
     with pytest.raises(InputError, match="there is no picture 1: the first is 0, and the last is 0"):
         found.overlay(1)
     with pytest.raises(InputError, match="alpha must be a weight between 0 and 1, not 2"):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from networks import shown_in
+from networks import Net, shown_in
 from tiers import Extra, represented_by
 from torch import Tensor, nn
 from unchanged import unchanged
@@ -48,22 +48,10 @@ def stack(kind: Callable[[], nn.Module], depth: int, width: int = 24) -> nn.Sequ
     return nn.Sequential(*layers)
 
 
-class Own(nn.Module):
-    """Code of the user's, which may use a convolution.
-
-    Args:
-        code: ``code(convolution, inputs)``.
-        shape: the arguments of the convolution.
-    """
-
-    def __init__(self, code: Callable[..., Any], *shape: int) -> None:
-        super().__init__()
-        self.code = code
-        if shape:
-            self.conv = nn.Conv2d(*shape)
-
-    def forward(self, inputs: Tensor) -> Any:
-        return self.code(getattr(self, "conv", None), inputs)
+def own(code: Callable[..., Any], *shape: int) -> Net:
+    """Return code of the user's, ``code(convolution, inputs)``, and the convolution's arguments if it has one."""
+    conv = nn.Conv2d(*shape) if shape else None
+    return Net(lambda net, inputs: code(net.conv, inputs), conv=conv).train()
 
 
 def root(_: None, inputs: Tensor) -> Tensor:
@@ -80,53 +68,52 @@ def only(result: Diagnosis, kind: str) -> Finding:
     return of_kind[0]
 
 
-class TestStatistics:
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
-    def test_equal_a_plain_reference(self, dtype: torch.dtype) -> None:
-        values = (torch.randn(7, 5, 9, 3) * 3 + 2).relu().to(dtype)
-        got, plain = statistics(values, magnitudes=True), values.double().numpy().ravel()
-        assert got.count == plain.size
-        assert got.mean == pytest.approx(plain.mean(), rel=1e-9)
-        assert got.std == pytest.approx(plain.std(), rel=1e-6)
-        assert (got.low, got.high) == (plain.min(), plain.max())
-        assert got.zeros == (plain == 0).mean()
-        assert got.norm == pytest.approx(math.sqrt((plain**2).sum()), rel=1e-9)
-        assert list(got.histogram.counts) == np.histogram(plain, 40, (plain.min(), plain.max()))[0].tolist()
-        assert np.allclose(got.histogram.edges, np.histogram_bin_edges(plain, 40))
-        assert got.magnitudes is not None
-        logs = np.log10(plain[plain > 0])
-        assert list(got.magnitudes.counts) == np.histogram(logs, np.array(got.magnitudes.edges))[0].tolist()
+WIDE = torch.randn(7, 5, 9, 3, generator=torch.Generator().manual_seed(0)) * 3 + 2
+FAR = np.random.default_rng(0).normal(1e6, 1, 200_000)
 
-    def test_nan_and_infinity_are_counted_and_left_out(self) -> None:
-        got = statistics(torch.tensor([math.nan, 1.0, math.inf, 3.0, -math.inf]))
-        assert (got.nan, got.inf, got.mean, got.low, got.high, sum(got.histogram.counts)) == (1, 2, 2.0, 1.0, 3.0, 2)
-        none = statistics(torch.tensor([math.nan, math.inf]))
-        assert math.isnan(none.mean)
-        assert none.to_dict()["mean"] is None
-        assert sum(none.histogram.counts) == 0
 
-    @pytest.mark.parametrize("value", [0.0, -3.0, 1e30, 1e-30])
-    def test_the_deviation_of_one_value_is_zero(self, value: float) -> None:
-        got = statistics(torch.full((5, 7), value))
-        assert got.std == pytest.approx(0.0, abs=abs(value) * 1e-7)
-        assert sum(got.histogram.counts) == 35
-        assert got.norm == pytest.approx(abs(torch.tensor(value).item()) * math.sqrt(35), rel=1e-9)
+@pytest.mark.parametrize(
+    "values",
+    [
+        *(WIDE.relu().to(dtype) for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)),
+        *map(
+            torch.from_numpy, (np.arange(41.0), np.arange(-300.0, 301), np.arange(81) / 2, np.arange(17) - 1e6)
+        ),  # edges
+        torch.from_numpy(FAR).float(),
+    ],
+)
+def test_statistics_equal_a_plain_reference(values: Tensor) -> None:
+    got, plain = statistics(values, magnitudes=True), values.double().numpy().ravel()
+    assert got.count == plain.size
+    assert got.mean == pytest.approx(plain.mean(), rel=1e-9, abs=1e-12)
+    assert got.std == pytest.approx(plain.std(), rel=1e-6)
+    assert (got.low, got.high) == (plain.min(), plain.max())
+    assert got.zeros == (plain == 0).mean()
+    assert got.norm == pytest.approx(math.sqrt((plain**2).sum()), rel=1e-9)
+    assert list(got.histogram.counts) == np.histogram(plain, 40)[0].tolist()
+    assert np.allclose(got.histogram.edges, np.histogram_bin_edges(plain, 40))
+    assert got.magnitudes is not None
+    logs = np.log10(np.abs(plain[plain != 0]))
+    assert list(got.magnitudes.counts) == np.histogram(logs, np.array(got.magnitudes.edges))[0].tolist()
 
-    @pytest.mark.parametrize(
-        "values",
-        [
-            *(np.arange(41), np.arange(-300, 301), np.arange(81) / 2, np.arange(17) - 1e6),  # edges, to the upper bin
-            np.random.default_rng(0).normal(1e6, 1, 200_000).astype(np.float32).astype(float),  # far from zero
-        ],
-    )
-    def test_numbers_fall_into_the_bins_of_numpy(self, values: np.ndarray) -> None:
-        got = statistics(torch.from_numpy(values).float())
-        assert list(got.histogram.counts) == np.histogram(values, 40)[0].tolist()
-        assert got.std == pytest.approx(values.std(dtype=float), rel=1e-6)
 
-    def test_complex_numbers_and_empty_tensors(self) -> None:
-        assert statistics(torch.tensor([3 + 4j])).mean == 5
-        assert statistics(torch.zeros(0, 3)).count == 0
+@pytest.mark.parametrize("value", [0.0, -3.0, 1e30, 1e-30])
+def test_the_deviation_of_one_value_is_zero(value: float) -> None:
+    got = statistics(torch.full((5, 7), value))
+    assert got.std == pytest.approx(0.0, abs=abs(value) * 1e-7)
+    assert sum(got.histogram.counts) == 35
+    assert got.norm == pytest.approx(abs(torch.tensor(value).item()) * math.sqrt(35), rel=1e-9)
+
+
+def test_statistics_of_numbers_that_are_not_finite_complex_or_missing() -> None:
+    got = statistics(torch.tensor([math.nan, 1.0, math.inf, 3.0, -math.inf]))
+    assert (got.nan, got.inf, got.mean, got.low, got.high, sum(got.histogram.counts)) == (1, 2, 2.0, 1.0, 3.0, 2)
+    none = statistics(torch.tensor([math.nan, math.inf]))
+    assert math.isnan(none.mean)
+    assert none.to_dict()["mean"] is None
+    assert sum(none.histogram.counts) == 0
+    assert statistics(torch.tensor([3 + 4j])).mean == 5
+    assert statistics(torch.zeros(0, 3)).count == 0
 
 
 def test_one_picture_is_too_few_for_batch_normalisation_in_training() -> None:
@@ -201,30 +188,18 @@ class TestHealthy:
             assert any("too few batches" in remark for remark in result.remarks) == (not kinds)
 
     def test_zeros_that_come_from_no_relu(self) -> None:
-        class Scaled(nn.Module):
-            """A branch scaled by zeros, as LayerScale, LoRA or ReZero start."""
+        def run(net: Net, inputs: Tensor) -> Tensor:
+            maps = net.relu(net.norm(net.first(inputs)))
+            return net.head(net.wider(maps + net.scaled(maps) + net.signs(maps)))
 
-            def __init__(self) -> None:
-                super().__init__()
-                self.scale = nn.Parameter(torch.zeros(1))
-
-            def forward(self, inputs: Tensor) -> Tensor:
-                return self.scale * inputs
-
-        class Net(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.first, self.norm, self.relu = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()
-                # Channels padded with zeros, as in the shortcuts of small ResNets
-                self.wider = Own(lambda _, maps: nn.functional.pad(maps, (0, 0, 0, 0, 8, 8)))
-                self.scaled, self.signs = Scaled(), Own(lambda _, maps: (maps > 100).float())
-                self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 5))
-
-            def forward(self, inputs: Tensor) -> Tensor:
-                maps = self.relu(self.norm(self.first(inputs)))
-                return self.head(self.wider(maps + self.scaled(maps) + self.signs(maps)))
-
-        assert found(camkit.diagnose(Net(), pictures(), training=True)) == []
+        # A branch scaled by zeros, as LayerScale, LoRA or ReZero start; channels padded with zeros, as in the shortcuts
+        # of small ResNets; numbers that are not zero by a ReLU
+        scaled = Net(lambda net, maps: net.scale * maps, scale=nn.Parameter(torch.zeros(1)))
+        wider = own(lambda _, maps: nn.functional.pad(maps, (0, 0, 0, 0, 8, 8)))
+        signs = own(lambda _, maps: (maps > 100).float())
+        parts = {"first": nn.Conv2d(3, 8, 3), "norm": nn.BatchNorm2d(8), "relu": nn.ReLU()}
+        net = Net(run, **parts, wider=wider, scaled=scaled, signs=signs, head=nn.Sequential(*POOLED, nn.Linear(24, 5)))
+        assert found(camkit.diagnose(net, pictures(), training=True)) == []
 
     @pytest.mark.parametrize("number", [1, 2, 8, 32])
     @pytest.mark.parametrize("norm", [False, True])
@@ -294,8 +269,8 @@ class TestPlanted:
         ],
     )
     def test_a_function_like_relu_in_the_models_own_code(self, end: Callable[[Tensor], Tensor]) -> None:
-        own = Own(lambda conv, inputs: end(conv(inputs)), 3, 32, 3)
-        model = nn.Sequential(own, nn.Conv2d(32, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+        first = own(lambda conv, inputs: end(conv(inputs)), 3, 32, 3)
+        model = nn.Sequential(first, nn.Conv2d(32, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
         assert found(camkit.diagnose(model, pictures(), training=True)) == []
         with torch.no_grad():
             model[0].conv.bias[:29] = -50
@@ -341,7 +316,7 @@ class TestPlanted:
         assert only(camkit.diagnose(model, pictures()), "frozen").layers == ("0", "3")
 
     def test_nan_in_a_layer_its_weights_or_a_blocks_own_code(self) -> None:
-        model = nn.Sequential(nn.Conv2d(3, 8, 3), Own(root), nn.Conv2d(8, 4, 1), nn.Conv2d(4, 4, 1))
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), own(root), nn.Conv2d(8, 4, 1), nn.Conv2d(4, 4, 1))
         finding = only(camkit.diagnose(model, pictures()), "nan")
         assert finding.layers == ("1", "2", "3")
         assert "its input has none" in finding.text
@@ -351,7 +326,7 @@ class TestPlanted:
         finding = only(camkit.diagnose(model, pictures()), "nan")
         assert finding.layer == "3"
         assert "parameters hold NaN" in finding.text
-        model = nn.Sequential(nn.Conv2d(3, 16, 3), Own(lambda conv, inputs: conv(inputs.log()), 16, 4, 1))
+        model = nn.Sequential(nn.Conv2d(3, 16, 3), own(lambda conv, inputs: conv(inputs.log()), 16, 4, 1))
         finding = only(camkit.diagnose(model, pictures()), "nan")
         assert finding.layer == "1"
         assert "passes it to '1.conv'" in finding.text
@@ -364,45 +339,31 @@ class TestPlanted:
         with torch.no_grad():
             model[2].weight.fill_(3e38)
         assert only(camkit.diagnose(model, pictures()), "infinity").layer == "2"
-        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), Own(root), nn.Conv2d(8, 4, 1))
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), own(root), nn.Conv2d(8, 4, 1))
         finding = only(camkit.diagnose(model, pictures()), "nan")
         assert finding.layer == "1"
         assert "gradient" in finding.text
 
 
-class TestHarmless:
-    @pytest.mark.parametrize("training", [False, True])
-    def test_the_model_comes_back_as_it_was(self, *, training: bool) -> None:
-        model = nn.Sequential(small(), nn.Dropout()).train()
-        model[0][3].eval()
-        model[0][0].weight.grad = torch.ones_like(model[0][0].weight)
-        inputs = pictures()
-        with unchanged(model):
-            camkit.diagnose(model, inputs, training=training)
-        with unchanged(model), torch.inference_mode():
-            camkit.diagnose(model, inputs, training=training)
+@pytest.mark.parametrize("training", [False, True])
+def test_the_model_comes_back_as_it_was_also_after_an_exception(*, training: bool) -> None:
+    model, inputs = nn.Sequential(small(), nn.Dropout()).train(), pictures()
+    model[0][3].eval()
+    model[0][0].weight.grad = torch.ones_like(model[0][0].weight)
+    with unchanged(model):
+        camkit.diagnose(model, inputs, training=training)
+    with unchanged(model), torch.inference_mode():
+        camkit.diagnose(model, inputs, training=training)
+    for error in (ValueError, KeyboardInterrupt):
 
-    @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-    @pytest.mark.parametrize("training", [False, True])
-    def test_also_after_an_exception(self, error: type[BaseException], *, training: bool) -> None:
-        def stop(*_: Any) -> None:
+        def stop(*_: Any, error: type[BaseException] = error) -> None:
             raise error("stop")
 
-        model, inputs = nn.Sequential(small(), nn.Flatten()).train(), pictures()
         with unchanged(model), pytest.raises(error):
             camkit.diagnose(model, inputs, stop, training=training)
-        model.append(Own(stop))
-        with unchanged(model), pytest.raises(error):
-            camkit.diagnose(model, inputs, training=training)
-
-    def test_no_feature_map_is_kept(self) -> None:
-        result = camkit.diagnose(small(), pictures())
-
-        def tensors(value: Any) -> list[Tensor]:
-            parts = vars(value).values() if hasattr(value, "__dict__") else value if isinstance(value, tuple) else ()
-            return [value] if isinstance(value, Tensor) else [one for part in parts for one in tensors(part)]
-
-        assert tensors(result) == []
+        broken = nn.Sequential(model, own(stop))
+        with unchanged(broken), pytest.raises(error):
+            camkit.diagnose(broken, inputs, training=training)
 
 
 POOLED = (nn.AdaptiveAvgPool2d(1), nn.Flatten())
@@ -455,12 +416,9 @@ class TestCalls:
     def test_losses(self) -> None:
         model, inputs = small().eval(), pictures()
         assert camkit.diagnose(model, inputs).loss == pytest.approx(model(inputs).amax(1).mean().item(), rel=1e-5)
-        assert camkit.diagnose(model, inputs, lambda output: output.sum()).loss == pytest.approx(
-            model(inputs).sum().item(), rel=1e-4
-        )
-        both = camkit.diagnose(
-            model, [list(inputs), torch.ones(8)], lambda output, labels: (output[:, 0] - labels).mean()
-        )
+        added = camkit.diagnose(model, inputs, torch.sum)
+        assert added.loss == pytest.approx(model(inputs).sum().item(), rel=1e-4)
+        both = camkit.diagnose(model, [list(inputs), torch.ones(8)], lambda output, ones: (output[:, 0] - ones).mean())
         assert both.loss == pytest.approx(model(inputs)[:, 0].mean().item() - 1, rel=1e-4)
         assert camkit.diagnose(model, inputs[0]).pictures == 1
         assert camkit.diagnose(model, list(inputs[:2])).pictures == 2
@@ -498,7 +456,7 @@ class TestCalls:
             camkit.diagnose(model, (pictures(), labels))
 
     def test_an_output_without_gradient_is_a_remark(self) -> None:
-        result = camkit.diagnose(nn.Sequential(small(), Own(lambda _, output: output.detach())), pictures())
+        result = camkit.diagnose(nn.Sequential(small(), own(lambda _, output: output.detach())), pictures())
         assert result.loss is None
         assert any("no gradients" in remark for remark in result.remarks)
         assert "no gradient" not in [kind for kind, _ in found(result)]

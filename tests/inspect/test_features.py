@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 import torch
-from networks import shown_in
-from torch import Tensor, nn
+from networks import Net, classifier, shown_in
+from torch import nn
 from unchanged import unchanged
 
 import camkit
@@ -22,14 +23,7 @@ PLANE = str(camkit.scenes.scene_paths()["plane-sky"])
 
 
 def network() -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(3, 12, 3, stride=2, padding=1),
-        nn.BatchNorm2d(12),
-        nn.ReLU(inplace=True),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(12, 4),
-    )
+    return classifier(nn.Conv2d(3, 12, 3, 2, 1), nn.BatchNorm2d(12), nn.ReLU(inplace=True), classes=4).train()
 
 
 class TestFeatureMaps:
@@ -123,18 +117,7 @@ def test_a_wrong_call_of_a_command_is_one_sentence_and_exit_code_2(
 def loops() -> nn.Sequential:
     """Return a model that runs one convolution twice."""
     conv = nn.Conv2d(3, 3, 3, padding=1)
-    return nn.Sequential(conv, conv, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
-
-
-class Stops(nn.Module):
-    """Raises an error."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__()
-        self.error = error
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        raise self.error
+    return classifier(conv, conv, classes=2).train()
 
 
 class TestCosts:
@@ -157,15 +140,17 @@ class TestCosts:
         assert found.of(LayerRef("0", 1)) == found.of(LayerRef("0", 2))
         assert found.of(LayerRef("0", 3)) is None
 
-    def test_if_torchinfo_fails_there_is_a_remark_and_no_number(self) -> None:
-        model, image = loops().append(Stops(ValueError("not today"))).train(), torch.randn(1, 3, 8, 8)
-        with unchanged(model):
+    @pytest.mark.parametrize("error", [ValueError("not today"), KeyboardInterrupt()])
+    def test_if_torchinfo_fails_there_is_a_remark_and_no_number(self, error: BaseException) -> None:
+        def stop(*_: object) -> None:
+            raise error
+
+        model, image = loops().append(Net(stop)).train(), torch.randn(1, 3, 8, 8)
+        interrupts = pytest.raises(KeyboardInterrupt) if isinstance(error, KeyboardInterrupt) else nullcontext()
+        with unchanged(model), interrupts:
             found = costs(model, image)
-        assert (dict(found.by_call), found.total) == ({}, None)
-        assert "ValueError: not today" in found.remark
-        model[-1].error = KeyboardInterrupt()
-        with unchanged(model), pytest.raises(KeyboardInterrupt):
-            costs(model, image)
+            assert (dict(found.by_call), found.total) == ({}, None)
+            assert "ValueError: not today" in found.remark
 
     def test_torchinfo_keeps_no_model(self) -> None:
         from torchinfo import torchinfo  # noqa: PLC0415 - looked into
