@@ -21,6 +21,7 @@ import pytest
 import torch
 import torchvision
 from disks import files_of_at_most
+from networks import classifier
 from PIL import Image, ImageDraw, ImageFont
 from torch import nn
 
@@ -63,6 +64,13 @@ def train(net, steps, watch=None, after=None):
             watch.step()
 
 
+def watched_steps(folder, net, steps=1, pictures=2, **options):
+    """Return the events of a training that is watched."""
+    with TrainingWatch(net, batch()[0][:pictures], folder, **options) as watch:
+        train(net, steps, watch)
+    return read(folder)
+
+
 def read(folder):
     found = EventAccumulator(str(folder), {"histograms": 0, "images": 0, "scalars": 0, "tensors": 0})
     found.Reload()
@@ -82,10 +90,14 @@ def watched(tmp_path_factory):
     """Train for seven steps, record every third, and note what the events should contain."""
     folder = tmp_path_factory.mktemp("events")
     net, noted = network().train(), {}
+    with torch.no_grad():
+        net[4].weight[:3] = 0
+        net[4].bias[:3] = -4  # three of twelve channels are always zero
 
     def note(number, net):
         squares = {name: float(one.grad.double().square().sum()) for name, one in net.named_parameters()}
-        noted[number] = {"squares": squares, "first": net[0].weight.grad.clone()}
+        hooked = bool(net[0]._forward_hooks)
+        noted[number] = {"squares": squares, "first": net[0].weight.grad.clone(), "hooked": hooked}
 
     with TrainingWatch(net, batch()[0][:5], folder, every=3) as watch:
         train(net, 7, watch, note)
@@ -102,6 +114,8 @@ def test_the_first_and_every_nth_step_are_recorded_with_the_tags_of_the_guide(wa
     for tag in ("heat", "features/5"):
         assert steps_of(events.Images(tag)) == [1, 4, 7]
     assert steps_of(events.Histograms("activations/0")) == [1, 4, 7]
+    assert [step for step, each in watched[1].items() if each["hooked"]] == [1, 4, 7]
+    assert [each.value for each in events.Scalars("dead_share/5")] == pytest.approx([3 / 12] * 3)
     guide = (Path(__file__).parents[2] / "docs/diagnose.md").read_text("utf-8").partition("## Watch a training\n")[2]
     written = [*tags["histograms"], *tags["images"], *tags["scalars"], "nonfinite/"]
     for tag in re.findall(r"`([^`]+)`", " ".join(re.findall(r"^\| (`.*?) \|", guide, re.MULTILINE))):
@@ -138,61 +152,35 @@ def test_histograms_hold_the_values(watched):
 
 def test_activations_and_their_gradients_are_those_of_the_step(tmp_path):
     inputs, labels = batch()
-    net = network().train()
-    kept = {}
-    copy = network().train()
-    copy[0].register_forward_hook(lambda module, arguments, output: kept.setdefault("maps", output.detach().clone()))
-    hidden = copy[:4](inputs)
-    hidden = copy[4](hidden)
+    plain = network().train()
+    maps = plain[0](inputs)
+    hidden = plain[1:5](maps.clone())
     hidden.retain_grad()
-    nn.functional.cross_entropy(copy[5:](hidden), labels).backward()
+    nn.functional.cross_entropy(plain[5:](hidden.clone()), labels).backward()
+    events = watched_steps(tmp_path, network().train(), every=5, pictures_every=0)
 
-    with TrainingWatch(net, inputs[:2], tmp_path, every=5, pictures_every=0) as watch:
-        train(net, 1, watch)
-    events = read(tmp_path)
-
-    maps = events.Histograms("activations/0")[0].histogram_value
-    gradients = events.Histograms("gradients/4")[0].histogram_value
-    assert maps.num == kept["maps"].numel()
-    assert maps.sum_squares == pytest.approx(float(kept["maps"].double().square().sum()), rel=1e-5)
-    assert gradients.num == hidden.numel()
-    assert gradients.sum_squares == pytest.approx(float(hidden.grad.double().square().sum()), rel=1e-4)
-
-
-def test_dead_channels_are_counted(tmp_path):
-    net = network()
-    with torch.no_grad():
-        net[4].weight[:3] = 0
-        net[4].bias[:3] = -4  # three of twelve channels are always zero
-    with TrainingWatch(net, batch()[0][:2], tmp_path) as watch:
-        train(net, 1, watch)
-
-    assert read(tmp_path).Scalars("dead_share/5")[0].value == pytest.approx(3 / 12)
+    for tag, values in (("activations/0", maps.detach()), ("gradients/4", hidden.grad)):
+        told = events.Histograms(tag)[0].histogram_value
+        assert told.num == values.numel()
+        assert told.sum_squares == pytest.approx(float(values.double().square().sum()), rel=1e-4)
 
 
 def test_the_maps_of_the_deepest_layer_are_drawn_if_a_finer_one_sharpens_the_heat(tmp_path):
     torch.manual_seed(0)
-    layers = [nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(), nn.Conv2d(4, 4, 3, 2, 1), nn.ReLU()]
-    net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
-    pictures = torch.rand(2, 3, 24, 24)
-    assert camkit.explain(net, pictures[0]).layer == "1+3"
-    with TrainingWatch(net, pictures, tmp_path, every=1) as watch:
-        train(net, 1, watch)
+    net = classifier(nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(), nn.Conv2d(4, 4, 3, 2, 1), nn.ReLU(), classes=3)
+    assert camkit.explain(net, batch()[0][0]).layer == "1+3"
 
-    assert "features/3" in read(tmp_path).Tags()["images"]
+    assert "features/3" in watched_steps(tmp_path, net).Tags()["images"]
 
 
 def test_heat_that_reads_no_layer_has_no_sheet_of_maps(tmp_path):
     torch.manual_seed(0)
-    size = {"image_size": 32, "patch_size": 8, "hidden_dim": 16, "mlp_dim": 16}
+    size = {"image_size": 24, "patch_size": 8, "hidden_dim": 16, "mlp_dim": 16}
     net = torchvision.models.VisionTransformer(**size, num_layers=2, num_heads=2, num_classes=3)
     nn.init.normal_(net.heads[0].weight)
-    assert camkit.explain(net, torch.rand(3, 32, 32)).layer == "whole model"
-    with TrainingWatch(net, torch.rand(2, 3, 32, 32), tmp_path, every=1) as watch:
-        nn.functional.cross_entropy(net(torch.rand(4, 3, 32, 32)), torch.arange(4) % 3).backward()
-        watch.step()
+    assert camkit.explain(net, batch()[0][0]).layer == "whole model"
 
-    assert read(tmp_path).Tags()["images"] == ["heat"]
+    assert watched_steps(tmp_path, net).Tags()["images"] == ["heat"]
 
 
 def test_pictures_are_a_grid_of_the_heat_and_a_sheet_of_maps(watched):
@@ -214,7 +202,7 @@ def test_pictures_are_a_grid_of_the_heat_and_a_sheet_of_maps(watched):
 
 
 def test_a_class_that_changes_during_the_training_is_visible(tmp_path):
-    net = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+    net = classifier(nn.Conv2d(3, 4, 3, stride=2), nn.ReLU(), classes=2)
     nn.init.constant_(net[4].weight, 0.1)
     given = []
 
@@ -250,8 +238,7 @@ def line(words, size, height, width, middle=None, colour=(32, 33, 36)):
 def test_watching_does_not_change_the_training(tmp_path):
     plain, other = network().train(), network().train()
     train(plain, 4)
-    with TrainingWatch(other, batch()[0][:3], tmp_path, every=2) as watch:
-        train(other, 4, watch)
+    watched_steps(tmp_path, other, 4, every=2)
 
     assert other.training
     for (name, one), two in zip(plain.state_dict().items(), other.state_dict().values(), strict=True):
@@ -281,15 +268,6 @@ def test_no_hook_is_left(tmp_path, ends):
     assert gone() is None
 
 
-def test_steps_that_are_not_recorded_have_no_hooks(tmp_path):
-    net = network()
-    with TrainingWatch(net, batch()[0][:2], tmp_path, every=3, graph=False) as watch:
-        hooked = []
-        train(net, 6, watch, lambda number, net: hooked.append(bool(net[0]._forward_hooks)))
-
-    assert hooked == [True, False, False, True, False, False]
-
-
 def test_pictures_on_request_also_within_a_step_and_steps_with_given_numbers(tmp_path):
     net, (inputs, labels) = network(), batch()
     with TrainingWatch(net, inputs[:2], tmp_path, every=2, pictures_every=0) as watch:
@@ -308,12 +286,8 @@ def test_pictures_on_request_also_within_a_step_and_steps_with_given_numbers(tmp
 
 def test_a_network_whose_heat_cannot_be_drawn_is_still_watched(tmp_path):
     net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 24 * 24, 3))  # has no grid of cells
-    with (
-        TrainingWatch(net, batch()[0][:2], tmp_path, every=1) as watch,
-        pytest.warns(UserWarning, match="goes on") as told,
-    ):
-        train(net, 2, watch)
-    events = read(tmp_path)
+    with pytest.warns(UserWarning, match="goes on") as told:
+        events = watched_steps(tmp_path, net, 2, every=1)
 
     assert len(told) == 1
     assert events.Scalars("gradient_norm")
@@ -375,14 +349,10 @@ def test_lazy_layers(tmp_path):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's thread ends so
 def test_a_training_goes_on_if_no_events_can_be_written(tmp_path):
-    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))
-    pictures = torch.randn(4, 3, 16, 16)
-    watch = TrainingWatch(net, pictures, tmp_path, every=2, graph=False)
+    net = network()
+    watch = TrainingWatch(net, batch()[0][:2], tmp_path, every=2, graph=False)
     with files_of_at_most(20_000), pytest.warns(match="cannot write events into .*File too large") as warned:
-        for _ in range(12):
-            net.zero_grad()
-            net(pictures).square().sum().backward()
-            watch.step()
+        train(net, 12, watch)
         watch.close()
 
     assert watch.steps == 12
@@ -395,10 +365,9 @@ def test_a_closed_watch_takes_no_steps(tmp_path):
     watch = TrainingWatch(net, batch()[0], tmp_path, every=1)
     watch.close()
     watch.close()
-    with pytest.raises(InputError, match="closed"):
-        watch.step()
-    with pytest.raises(InputError, match="closed"):
-        watch.pictures()
+    for call in (watch.step, watch.pictures):
+        with pytest.raises(InputError, match="closed"):
+            call()
     assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -428,16 +397,15 @@ def test_a_model_is_saved_and_copied_while_it_is_watched(tmp_path):
 def test_gradients_are_written_without_the_scale_of_mixed_precision(tmp_path):
     plain, scaled = network().train(), network().train()
     inputs, labels = batch()
+    one = watched_steps(tmp_path / "plain", plain, pictures_every=0)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    with TrainingWatch(plain, inputs[:2], tmp_path / "plain", pictures_every=0) as watch:
-        train(plain, 1, watch)
     with TrainingWatch(scaled, inputs[:2], tmp_path / "scaled", pictures_every=0, scaler=scaler) as watch:
         optimiser = torch.optim.SGD(scaled.parameters(), 0.1)
         scaler.scale(nn.functional.cross_entropy(scaled(inputs), labels)).backward()
         scaler.step(optimiser)
         scaler.update(5.0)
         watch.step()
-    one, other = read(tmp_path / "plain"), read(tmp_path / "scaled")
+    other = read(tmp_path / "scaled")
 
     for tag in ("gradient_norm", "gradient_norm/4"):
         assert other.Scalars(tag)[0].value == pytest.approx(one.Scalars(tag)[0].value, rel=1e-4)
@@ -449,11 +417,7 @@ def test_gradients_are_written_without_the_scale_of_mixed_precision(tmp_path):
 def test_infinity_is_not_hidden(tmp_path):
     net = network().train()
     net[4].weight.register_hook(lambda gradient: gradient.index_fill(0, torch.tensor([0]), math.inf))
-    with TrainingWatch(net, batch()[0][:2], tmp_path, pictures_every=0) as watch:
-        inputs, labels = batch()
-        nn.functional.cross_entropy(net(inputs), labels).backward()
-        watch.step()
-    events = read(tmp_path)
+    events = watched_steps(tmp_path, net, pictures_every=0)
 
     assert events.Scalars("gradient_norm/4")[0].value == events.Scalars("gradient_norm")[0].value == math.inf
     assert math.isfinite(events.Scalars("gradient_norm/0")[0].value)
@@ -487,9 +451,7 @@ def test_the_last_of_several_forward_passes_is_recorded_and_no_validation(tmp_pa
 def test_a_compiled_model_is_watched_under_its_own_names(tmp_path):
     compiled = torch.compile(network().train(), backend="eager")
     compiled(batch()[0])  # code compiled before has no hooks
-    with TrainingWatch(compiled, batch()[0][:2], tmp_path, every=2, graph=False) as watch:
-        train(compiled, 3, watch)
-    events = read(tmp_path)
+    events = watched_steps(tmp_path, compiled, 3, every=2, graph=False)
 
     assert steps_of(events.Histograms("gradients/4")) == [1, 3]
     assert steps_of(events.Scalars("gradient_norm/8")) == [1, 3]
@@ -590,35 +552,24 @@ def said(events, tag):
     return events.Tensors(f"{tag}/text_summary")[0].tensor_proto.string_val[0].decode()
 
 
-def test_explain_writes_the_pictures_that_it_draws(tmp_path):
-    names = ("plane-sky", "car-sea")
-    files = [str(camkit.scenes.scene_paths()[name]) for name in names]
-    code = main(
-        [*files, "--model", "demo-fair", "--top-k", "2", "--style", "side-by-side", "--format", "png",
-         "--out", str(tmp_path / "out"), "--tensorboard", str(tmp_path / "runs")]
-    )  # fmt: skip
-    events = read(tmp_path / "runs")
-    drawn = sorted((tmp_path / "out").glob("*.png"))
-
-    assert code == 0
-    assert sorted(events.Tags()["images"]) == [f"explain/{file.stem}" for file in drawn]
-    assert len(drawn) == 4
-    for file in drawn:
-        with Image.open(file) as same:
-            assert np.array_equal(pictures_in(events, f"explain/{file.stem}")[0], np.asarray(same.convert("RGB")))
-
-
-@pytest.mark.parametrize("options", [["--out", "out"], ["--table", "t.csv", "--no-pictures"]])
-def test_each_explanation_has_a_tag_of_its_own(tmp_path, monkeypatch, options):
+@pytest.mark.parametrize("drawn", [True, False])
+def test_explain_writes_the_pictures_that_it_draws_each_under_a_tag_of_its_own(tmp_path, monkeypatch, drawn):
     monkeypatch.chdir(tmp_path)
     for folder, name in (("a", "plane-sky"), ("b", "car-sea")):
         Path("in", folder).mkdir(parents=True)
         shutil.copy(camkit.scenes.scene_paths()[name], f"in/{folder}/x.png")
+    drawing = ["--out", "out", "--style", "side-by-side", "--format", "png"]
+    options = drawing if drawn else ["--table", "t.csv", "--no-pictures"]
     assert main(["in", "--model", "demo-fair", "--top-k", "3", "--tensorboard", "runs", *options]) == 0
-    tags = read(tmp_path / "runs").Tags()["images"]
+    events = read(tmp_path / "runs")
+    tags, files = events.Tags()["images"], sorted(Path("out").rglob("*.png"))
+
     assert len(tags) == 6
-    drawn = [file.relative_to("out").with_suffix("") for file in Path("out").rglob("*.png")]
-    assert not drawn or sorted(tags) == sorted(f"explain/{name.as_posix()}" for name in drawn)
+    assert len(files) == 6 * drawn
+    for file in files:
+        tag = f"explain/{file.relative_to('out').with_suffix('').as_posix()}"
+        with Image.open(file) as same:
+            assert np.array_equal(pictures_in(events, tag)[0], np.asarray(same.convert("RGB")))
 
 
 def test_an_explanation_goes_to_a_writer_at_a_step(tmp_path):
@@ -649,26 +600,26 @@ def test_diagnose_writes_its_table_and_its_findings(tmp_path):
         assert list(told.bucket) == list(row.activations.histogram.counts)
         if row.dead is not None:
             assert events.Scalars(f"dead_share/{row.name}")[0].value == pytest.approx(len(row.dead) / row.channels)
+        if row.parameters:
+            norm = events.Scalars(f"gradient_norm/{row.name}")[0].value
+            assert norm == pytest.approx(row.parameter_gradient, rel=1e-6)
     with Image.open(tmp_path / "out" / "diagnose.png") as same:
         assert np.array_equal(pictures_in(events, "diagnosis")[0], np.asarray(same.convert("RGB")))
     assert said(events, "findings")
 
 
 def test_the_findings_of_a_broken_model_are_text(tmp_path):
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+    net = network()
     with torch.no_grad():
-        net[4].weight[0, 0] = torch.nan
-    found = camkit.diagnose(net, (torch.randn(8, 3, 9, 9), torch.arange(8) % 2), training=True)
+        net[8].weight[0, 0] = torch.nan
+    found = camkit.diagnose(net, batch(), training=True)
     write_diagnosis(found, tmp_path, step=4)
     events = read(tmp_path)
 
     assert found.findings
     assert events.Images("diagnosis")[0].step == 4
     assert all(one.text in said(events, "findings") for one in found.findings)
-    norms = {row.name: row.parameter_gradient for row in found.rows if row.parameter_gradient is not None}
-    for name, norm in norms.items():
-        if np.isfinite(norm):
-            assert events.Scalars(f"gradient_norm/{name}")[0].value == pytest.approx(norm, rel=1e-6)
+    assert not [tag for tag in events.Tags()["scalars"] if tag.startswith("gradient_norm")], "all are NaN"
 
 
 def test_check_writes_its_verdict_its_measures_and_the_worst_pictures(tmp_path):
