@@ -35,16 +35,17 @@ from camkit.drawing.figure import Tile, contact_sheet, percent
 from camkit.engine.attach import backward_pass, starts
 from camkit.engine.guard import eagerly, interruptible
 from camkit.engine.passes import quiet_pass
-from camkit.errors import CamkitError, InputError, OutputError, as_error, as_markdown
+from camkit.errors import CamkitError, InputError, OutputError, as_markdown, optional
 from camkit.explaining.explainer import explain
 from camkit.explaining.explanation import Explanation, ScaleLike
 from camkit.images.prepare import prepare, unbatched
 from camkit.inspect import Diagnosis
+from camkit.inspect.diagnosis import prepared_batch
 from camkit.inspect.feature_maps import feature_maps
 from camkit.inspect.layer_statistics import RELUS, LayerPass, TensorStatistics, statistics
 from camkit.layers.names import THE_MODEL, Layers, Selector, find_layers, parameters_by_name
 from camkit.methods import SHARPENED, MethodLike, find_method
-from camkit.models import Labels, as_model, device_of, dtype_of
+from camkit.models import Labels, as_model
 from camkit.models.loaded import as_labels
 from camkit.models.modules import spatial_rank, unwrapped
 from camkit.options import Options
@@ -353,15 +354,14 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
     def _write_graph(self) -> None:
         try:
             loaded = as_model(self._model, preprocess=self._explain_options["preprocess"])
-            module = loaded.module
-            first = prepare(self._images[0], loaded.preprocess, "the first picture", spatial_rank(module)).tensor[None]
+            first = prepared_batch(self._images[:1], loaded)
             with (
-                quiet_pass(module, device_of(module), "fp32"),
+                quiet_pass(loaded.module, first.device, "fp32"),
                 warnings.catch_warnings(action="ignore"),  # of tracing: it is deprecated, but TensorBoard needs it
                 contextlib.redirect_stdout(io.StringIO()),  # hides TensorBoard's message that tracing failed
                 interruptible(),
             ):
-                self._writer.add_graph(module, first.to(device_of(module), dtype_of(module)))
+                self._writer.add_graph(loaded.module, first)
         except Exception as error:  # noqa: BLE001 - tracing fails in many ways, and must not stop the training
             self._writer.add_text("graph", f"could not be drawn: {type(error).__name__}: {error}")
 
@@ -427,9 +427,8 @@ def lightning_watch(
     Raises:
         InputError: Lightning is not installed; when the training starts: the trainer has no TensorBoardLogger.
     """
-    with as_error(InputError, lambda _: "lightning_watch needs the package lightning: pip install lightning"):
-        newer = importlib.util.find_spec("lightning") is not None
-        base = importlib.import_module("lightning.pytorch" if newer else "pytorch_lightning").Callback
+    package = "lightning.pytorch" if importlib.util.find_spec("lightning") else "pytorch_lightning"
+    base = optional(package, "lightning_watch needs the package lightning: pip install lightning").Callback
 
     class LightningWatch(base):  # type: ignore[misc, valid-type] # from whichever package is installed
         """Calls a TrainingWatch at the end of each batch."""
@@ -479,10 +478,9 @@ def opened(writer: SummaryWriter | str | Path) -> Iterator[SummaryWriter]:
     events: Any = writer
     if isinstance(writer, (str, Path)):
         needs = "TensorBoard needs the package tensorboard: pip install 'camkit[tensorboard]'"
-        with as_error(InputError, lambda _: needs):
-            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - an optional dependency
+        package = optional("torch.utils.tensorboard", needs)
         with naming_the_folder(writer):
-            events = SummaryWriter(str(writer))
+            events = package.SummaryWriter(str(writer))
     elif not all(hasattr(writer, name) for name in ("add_scalar", "add_image", "add_histogram_raw")):
         raise InputError(f"writer must be a SummaryWriter or a folder, not a {type(writer).__name__}")
     try:

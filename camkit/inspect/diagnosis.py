@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, cast, get_args
@@ -47,7 +47,6 @@ class Diagnosis(Measured, Tabular):
         pictures: the number of pictures.
         training: whether the model ran as in a training step.
         findings: what is wrong; empty for a healthy model.
-        remarks: what to know when reading the numbers.
         parameters, trained: how many numbers the model's parameters hold, and how many of these require gradients.
     """
 
@@ -55,7 +54,6 @@ class Diagnosis(Measured, Tabular):
     pictures: int
     training: bool
     findings: tuple[Finding, ...]
-    remarks: tuple[str, ...] = ()
     parameters: int = 0
     trained: int = 0
 
@@ -66,6 +64,27 @@ class Diagnosis(Measured, Tabular):
             KeyError: no row has that name.
         """
         return {row.layer: row for row in self.rows}[layer]
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What to know when reading the numbers, although nothing is wrong."""
+        remarks = []
+        if self.loss is None:
+            remarks.append("there are no gradients: the output depends on nothing that can be differentiated")
+        if self.parameters and not self.trained:
+            remarks.append("no parameter requires gradients: the model is set up for use, not for training")
+        if zero := self.zero_weights:
+            listed = ", ".join(map(repr, zero[:3])) + (", ..." if len(zero) > 3 else "")
+            remarks.append(
+                f"the weights of {listed} are all zero, perhaps as initialised, so no gradient passes them yet"
+            )
+        if self.unnormalised:
+            remarks.append(
+                "batch normalisation has seen too few batches to normalise in evaluation mode, so vanishing and "
+                "exploding gradients are not judged; use "
+                f"{advice('training=True', '--train')} to see the model as it is trained"
+            )
+        return tuple(remarks)
 
     @property
     def batch_text(self) -> str:
@@ -203,26 +222,9 @@ def diagnose(
         pictures=len(inputs),
         training=training,
         findings=tuple(findings(measured, len(inputs), to_train=to_train)),
-        remarks=tuple(_remarks(measured, bool(parameters), trained)),
         parameters=sum(parameter.numel() for parameter in parameters),
         trained=trained,
     )
-
-
-def _remarks(measured: Measured, parameters: bool, trained: int) -> Iterator[str]:
-    """Yield what to know when reading the numbers, although nothing is wrong."""
-    if measured.loss is None:
-        yield "there are no gradients: the output depends on nothing that can be differentiated"
-    if parameters and not trained:
-        yield "no parameter requires gradients: the model is set up for use, not for training"
-    if zero := measured.zero_weights:
-        listed = ", ".join(map(repr, zero[:3])) + (", ..." if len(zero) > 3 else "")
-        yield f"the weights of {listed} are all zero, perhaps as initialised, so no gradient passes them yet"
-    if measured.unnormalised:
-        yield (
-            "batch normalisation has seen too few batches to normalise in evaluation mode, so vanishing and exploding "
-            f"gradients are not judged; use {advice('training=True', '--train')} to see the model as it is trained"
-        )
 
 
 def as_json(result: Diagnosis) -> str:

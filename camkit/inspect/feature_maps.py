@@ -24,16 +24,17 @@ from camkit.drawing.text import GREY, INK, PAPER, Canvas, fitting, wrapped
 from camkit.engine.head import Head, recording
 from camkit.engine.heatmap import enlarge
 from camkit.engine.passes import Pass
-from camkit.errors import ImageError, InputError, LayerError, MethodError, TargetError, advice, as_error, whole_number
+from camkit.errors import ImageError, InputError, LayerError, MethodError, TargetError, advice, optional, whole_number
 from camkit.explaining.explainer import Explainer
 from camkit.explaining.explanation import Explanation
 from camkit.images.files import write_picture
 from camkit.images.prepare import as_pixels, prepare, unbatched
+from camkit.inspect.diagnosis import prepared_batch
 from camkit.kit.wording import counted
 from camkit.layers.names import Selector
 from camkit.methods import Method
 from camkit.methods.feature_maps import KeptMaps
-from camkit.models import Labels, as_model, device_of, dtype_of, refuse_black_box, spatial_rank
+from camkit.models import Labels, as_model, refuse_black_box, spatial_rank
 from camkit.models.loaded import Loadable, LoadedModel
 from camkit.targets.scores import ScoreReading, Scores, Target, logits_of, probabilities
 from camkit.types import Activation, Box, ImageLike, Pixels, Preprocess, Spread, TargetLayer
@@ -430,9 +431,8 @@ def factorise(
     """
     concepts = whole_number(concepts, "concepts", 1)
     loaded = as_model(model, preprocess=preprocess, labels=labels, device=device)
-    rank = spatial_rank(loaded.module)
     given = images if isinstance(images, (list, tuple)) else [images]
-    pictures = list(unbatched(cast("Sequence[ImageLike]", given), rank))
+    pictures = list(unbatched(cast("Sequence[ImageLike]", given), spatial_rank(loaded.module)))
     if not pictures:
         raise ImageError("there is no picture to factorise; pass at least one")
     explained, maps, layer = maps_of_one_layer(loaded, pictures, target_layer, batch_size)
@@ -447,8 +447,7 @@ def factorise(
     if not bool(cells.isfinite().all()):
         raise LayerError(f"the feature maps of layer {str(layer)!r} hold NaN or infinite values")
     strengths, vectors = factorise_cells(cells, concepts)
-    image = prepare(pictures[0], loaded.preprocess, explained[0].source, rank).tensor[None].detach()
-    image = image.to(device_of(loaded.module), dtype_of(loaded.module))
+    image = prepared_batch(pictures[:1], loaded)
     chances = class_probabilities(loaded.module, layer, image, vectors, loaded.activation)
     if chances is not None and loaded.labels is not None and len(loaded.labels) != chances.shape[1]:
         raise InputError(f"{len(loaded.labels)} labels were given, but the model has {chances.shape[1]} classes")
@@ -516,11 +515,10 @@ def factorise_cells(
         cells: V, not negative.
         count: k.
     """
-    with as_error(InputError, lambda _: "concepts need scikit-learn: pip install 'camkit[concepts]'"):
-        from sklearn.decomposition import NMF  # noqa: PLC0415 - an extra, which only concepts need
+    package = optional("sklearn.decomposition", "concepts need scikit-learn: pip install 'camkit[concepts]'")
     largest = float(cells.amax()) or 1.0
     # With a smaller tolerance than scikit-learn's, concepts that overlap are separated.
-    factors = NMF(count, init="nndsvda", tol=1e-6, max_iter=2000, random_state=0)
+    factors = package.NMF(count, init="nndsvda", tol=1e-6, max_iter=2000, random_state=0)
     with warnings.catch_warnings(action="ignore"):  # of the last updates, which change little
         found = factors.fit_transform((cells.double() / largest).numpy())
     strengths, vectors = torch.from_numpy(found.T).float(), torch.from_numpy(factors.components_ * largest).float()

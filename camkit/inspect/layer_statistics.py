@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from camkit.engine.attach import backward_pass, contiguous_gradients, tensors_in
+from camkit.engine.attach import State, backward_pass, contiguous_gradients, precise, tensors_in
 from camkit.engine.guard import interruptible, same_requirements, undisturbed
 from camkit.engine.passes import quiet_pass
 from camkit.explaining.explanation import finite_or_none
@@ -115,8 +115,7 @@ def plain(values: Shaped[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     values = values.detach()
     values = values.to_dense() if values.layout != torch.strided else values
     values = values.abs() if values.is_complex() else values
-    values = values.cpu() if values.device.type == "mps" else values
-    return values if values.dtype in (torch.float32, torch.float64) else values.float()
+    return precise(values.cpu() if values.device.type == "mps" else values)
 
 
 def statistics(values: Shaped[Tensor, "*shape"], *, magnitudes: bool = False) -> TensorStatistics:
@@ -357,7 +356,7 @@ class LayerPass(NumberedCalls):
         super().__init__(model, layers, gradients=True, acts=acts)
         self._measure, self._closely, self._follows = measure, closely, follows
         self.broken: list[str] = []
-        self._last: tuple[Tensor, int, TensorStatistics | None] | None = None
+        self._last: tuple[Tensor, State, TensorStatistics | None] | None = None
         self._axis, axis = 0, 1
         self._axes: dict[str, int] = {}
         for name, module in modules_by_name(model).items():
@@ -424,9 +423,8 @@ class LayerPass(NumberedCalls):
         """
         if not _has_fractions(tensor):
             return None
-        version = 0 if tensor.is_inference() else tensor._version  # an in-place change raises it
-        if self._last is None or self._last[1] != version or not _is_same(self._last[0], tensor):
-            self._last = tensor.detach(), version, self._measure(tensor.detach())
+        if self._last is None or self._last[1].changed() or not _is_same(self._last[0], tensor):
+            self._last = tensor.detach(), State.of(tensor), self._measure(tensor.detach())
         return self._last[2]
 
 

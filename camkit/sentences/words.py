@@ -209,8 +209,9 @@ def spans(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[tu
     starts = [0, *accumulate(map(len, finished[:-1]), max)]
     ends = [next(len(each) for each in known[number:] if text.startswith(each)) for number in range(len(ids))]
     # A token that adds no text belongs to the last character, whose replacement sign its first token already added.
+    # If there is no token, there is still a start.
     letters = [next((place for place in range(start, end) if not text[place].isspace()), end - 1)
-               for start, end in zip(starts, ends, strict=True)]  # fmt: skip
+               for start, end in zip(starts, ends, strict=False)]  # fmt: skip
     words: list[tuple[str, range]] = []
     # A word with its apostrophes and hyphens, or punctuation
     for match in re.finditer(r"\w+(?:['\u2019\-]\w+)*|[^\w\s]+", text):
