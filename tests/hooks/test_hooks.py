@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import gc
-import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -290,11 +290,7 @@ def added(layer: nn.Module, x: Tensor) -> Tensor:
 
 RETURNING: dict[str, Callable[[], Net]] = {
     "Identity": lambda: beside(nn.Identity(), added),
-    "Dropout": lambda: beside(nn.Dropout(0.5), added),
     "Flatten": lambda: beside(nn.Flatten(), lambda layer, x: 3 * layer(x).sum() + x.sin()),
-    "a permutation": lambda: beside(
-        Returning(lambda x: x.permute(0, 2, 3, 1)), lambda layer, x: layer(x).sum() + x.sin()
-    ),
     "a tuple": lambda: beside(Returning(lambda x: (2 * x, x)), lambda layer, x: product(*layer(x)) + x.sin()),
     "a dictionary": lambda: beside(
         Returning(lambda x: {"maps": [x]}), lambda layer, x: 3 * layer(x)["maps"][0] + x.sin()
@@ -501,16 +497,17 @@ def test_a_gradient_is_not_what_a_later_pass_adds_to_grad() -> None:
 
 def test_a_call_without_a_gradient_says_why() -> None:
     net = small()
-    with record(net, "0", outputs=False) as recording:
-        net(torch.ones(1, 4)).sum().backward()
-    call = recording["0"]
-    for read, message in (
-        ("gradient", "gradients were not requested; use record.*gradients=True"),
-        ("output", "outputs .* were not recorded; use record.*outputs=True"),
-        ("inputs", "inputs .* were not recorded; use record.*inputs=True"),
+    for off, options, read, said in (
+        (nullcontext, {"outputs": False}, "gradient", "gradients were not requested; use record.*gradients=True"),
+        (nullcontext, {"outputs": False}, "output", "outputs .* were not recorded; use record.*outputs=True"),
+        (nullcontext, {}, "inputs", "inputs .* were not recorded; use record.*inputs=True"),
+        (torch.no_grad, {"gradients": True}, "gradient", "gradients are off, as under no_grad, inference_mode or"),
+        (torch.inference_mode, {"gradients": True}, "gradient", "gradients are off, as under no_grad, inference_mode"),
     ):
-        with pytest.raises(LayerError, match=message):
-            getattr(call, read)
+        with record(net, "0", **options) as recording, off():
+            net(torch.ones(1, 4))
+        with pytest.raises(LayerError, match=said):
+            getattr(recording["0"], read)
     with record(net, "0", gradients=True) as recording:
         output = net(torch.ones(1, 4))
         with pytest.raises(LayerError, match="no backward pass has reached layer '0#1'; call backward"):
@@ -518,12 +515,6 @@ def test_a_call_without_a_gradient_says_why() -> None:
     output.sum().backward()
     with pytest.raises(LayerError, match="inside the with block"):
         _ = recording["0"].gradient
-    for off in (torch.no_grad, torch.inference_mode):
-        with record(net, "0", gradients=True) as recording, off():
-            net(torch.ones(1, 4))
-        assert recording["0"].output.shape == (1, 3)
-        with pytest.raises(LayerError, match="gradients are off, as under no_grad, inference_mode or"):
-            _ = recording["0"].gradient
     net.requires_grad_(False)
     with record(net, "0", gradients=True) as recording:
         net(torch.ones(1, 4))
@@ -916,28 +907,22 @@ def test_long_trainings_accumulate_nothing() -> None:
 
 
 def test_two_threads_record_and_edit_the_same_model() -> None:
-    net = small()
-    inputs = {factor: torch.full((1, 4), factor) for factor in (1.0, 2.0)}
-    barrier, found = threading.Barrier(2, timeout=30), {}
+    net, barrier = small(), threading.Barrier(2, timeout=30)
 
     def work(factor: float) -> None:
+        inputs = torch.full((1, 4), factor)
         with edit(net, {"0": scale(factor)}), record(net, ["0", "2"], gradients=True) as recording:
             barrier.wait()
             for _ in range(20):
-                torch.autograd.grad(net(inputs[factor]).sum(), list(net.parameters()))
+                torch.autograd.grad(net(inputs).sum(), list(net.parameters()))
             barrier.wait()
-        found[factor] = recording
-
-    threads = [threading.Thread(target=work, args=(factor,)) for factor in inputs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for factor, recording in found.items():
         assert len(recording) == 40
-        expected = net[0](inputs[factor]).detach() * factor
+        expected = net[0](inputs).detach() * factor
         assert all(torch.equal(recording[f"0#{run}"].output, expected) for run in range(1, 21))
         assert all(len(call.gradients) == 1 for call in recording.calls)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(work, (1.0, 2.0))) == [None, None]
     assert not hooks_in(net)
 
 
@@ -998,9 +983,8 @@ def test_torchscript_is_refused() -> None:
 
 def test_a_recording_shows_itself_on_one_line_and_in_a_notebook():
     net = nn.Sequential(nn.LSTM(3, 4, batch_first=True))
-    net.add_module("<b>", nn.Identity())
     with (
-        record(net, "*", gradients=True) as recording,
+        record(net, "0", gradients=True) as recording,
         record(net, "0", reduce=lambda tensor: float(tensor.mean())) as statistics,
         record(net, "0", outputs=False) as nothing,
     ):
@@ -1008,12 +992,10 @@ def test_a_recording_shows_itself_on_one_line_and_in_a_notebook():
         net(torch.ones(2, 5, 3))[0].sum().backward()
         net(torch.ones(2, 5, 3))
 
-    assert repr(recording) == "<Recording of 4 calls: '0#1', '<b>#1', '0#2', ...>"
+    assert repr(recording) == "<Recording of 2 calls: '0#1', '0#2'>"
     assert repr(recording["0#1"]) == "<Call 0#1 with output (2, 5, 4), (1, 2, 4), (1, 2, 4)>"
-    rows = re.findall(r"<tr><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td></tr>", recording._repr_html_())
-    shapes = "(2, 5, 4), (1, 2, 4), (1, 2, 4)"
-    names = ("0#1", "&lt;b&gt;#1", "0#2", "&lt;b&gt;#2")
-    assert rows == [(name, shapes, passes) for name, passes in zip(names, "1100", strict=True)]
-    assert repr(statistics["0#1"]).startswith("<Call 0#1 with output (")
+    assert recording.table()[1] == {"call": "0#2", "output": "(2, 5, 4), (1, 2, 4), (1, 2, 4)", "backward passes": 0}
+    assert recording.table()[0]["backward passes"] == 1
+    assert recording._repr_html_().count("<tr>") == 3
     assert "\n" not in repr(statistics["0#1"])
     assert repr(nothing["0#1"]) == "<Call 0#1 with output not recorded>"

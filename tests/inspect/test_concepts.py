@@ -163,8 +163,6 @@ def test_the_shell_draws_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("options", "kind", "words"),
     [
-        ({"concepts": 0}, InputError, "concepts must be a whole number from 1, not 0"),
-        ({"concepts": True}, InputError, "concepts must be a whole number from 1, not True"),
         ({"concepts": 4}, InputError, "4 concepts are too many: layer 'layer' has 3 channels, and 384 cells"),
         ({"images": []}, ImageError, "there is no picture to factorise"),
         ({"images": "nowhere.png"}, ImageError, "nowhere.png"),

@@ -21,6 +21,13 @@ TEMPLATE = (
     "{% if part['type'] == 'image' %}MARK{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endfor %}"
     "{% if add_generation_prompt %} assistant{% endif %}"
 )
+SQUARE = {"size": {"height": 32, "width": 32}}
+CROPPED = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
+
+
+def chat(mark: str = "<image>") -> dict[str, str]:
+    """Return the template of a processor that writes ``mark`` for each picture."""
+    return {"chat_template": TEMPLATE.replace("MARK", mark)}
 
 
 def tokenizer(*, named: bool = True, framed: bool = False, unknown: str = "<unk>", **special: str) -> Any:
@@ -71,29 +78,25 @@ def llava_next() -> tuple[Any, Any]:
         text_config=hf.LlamaConfig(**TEXT, **ids(words)),
         image_token_index=words.image_token_id, image_grid_pinpoints=points, image_seq_length=16,
     )  # fmt: skip
-    images = hf.LlavaNextImageProcessorPil(
-        size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}, image_grid_pinpoints=points
-    )
-    processor = hf.LlavaNextProcessor(
-        images, words, patch_size=8, vision_feature_select_strategy="default", num_additional_image_tokens=1,
-        chat_template=TEMPLATE.replace("MARK", "<image>"),
-    )  # fmt: skip
+    images = hf.LlavaNextImageProcessorPil(**CROPPED, image_grid_pinpoints=points)
+    select = {"vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    processor = hf.LlavaNextProcessor(images, words, patch_size=8, **select, **chat())
     return hf.LlavaNextForConditionalGeneration(config), processor
 
 
-def llava_onevision(most: int = 9) -> tuple[Any, Any]:
-    """Tiles as before; of more than ``most`` tiles the features are made smaller, so that several tokens share one."""
+def llava_onevision() -> tuple[Any, Any]:
+    """Tiles as before."""
     words, points = tokenizer(), [[32 * a, 32 * b] for a in (1, 2, 3) for b in (1, 2, 3)]
     config = hf.LlavaOnevisionConfig(
         vision_config=hf.SiglipVisionConfig(**VIEW, vision_use_head=False),
         text_config=hf.Qwen2Config(**TEXT, **ids(words)),
         image_token_index=words.image_token_id, video_token_index=words.video_token_id,
-        image_grid_pinpoints=points, vision_aspect_ratio=f"anyres_max_{most}",
+        image_grid_pinpoints=points, vision_aspect_ratio="anyres_max_9",
     )  # fmt: skip
-    images = hf.LlavaOnevisionImageProcessorPil(size={"height": 32, "width": 32}, image_grid_pinpoints=points)
+    images = hf.LlavaOnevisionImageProcessorPil(**SQUARE, image_grid_pinpoints=points)
     processor = hf.LlavaOnevisionProcessor(
         images, words, hf.LlavaOnevisionVideoProcessor(), num_image_tokens=16, vision_feature_select_strategy="full",
-        chat_template=TEMPLATE.replace("MARK", "<image>"), vision_aspect_ratio=f"anyres_max_{most}",
+        **chat(), vision_aspect_ratio="anyres_max_9",
     )  # fmt: skip
     return hf.LlavaOnevisionForConditionalGeneration(config), processor
 
@@ -118,7 +121,7 @@ def _qwen(name: str, **vision: Any) -> tuple[Any, Any]:
     images = Qwen2VLImageProcessorPil(patch_size=8, size={"shortest_edge": 16 * 16, "longest_edge": 64 * 64})
     videos = hf.Qwen3VLVideoProcessor() if name == "Qwen3VL" else hf.Qwen2VLVideoProcessor()
     mark = "<|vision_start|><|image_pad|><|vision_end|>"
-    processor = getattr(hf, f"{name}Processor")(images, words, videos, chat_template=TEMPLATE.replace("MARK", mark))
+    processor = getattr(hf, f"{name}Processor")(images, words, videos, **chat(mark))
     return getattr(hf, f"{name}ForConditionalGeneration")(config), processor
 
 
@@ -127,30 +130,23 @@ def qwen2_vl() -> tuple[Any, Any]:
     return _qwen("Qwen2VL", embed_dim=32, hidden_size=32, mlp_ratio=2)
 
 
+MERGED = {"hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 48}
+
+
 def qwen2_5_vl() -> tuple[Any, Any]:
     """The same with windows, whose order differs from the picture's."""
-    return _qwen(
-        "Qwen2_5_VL",
-        hidden_size=32,
-        out_hidden_size=32,
-        intermediate_size=48,
-        window_size=32,
-        fullatt_block_indexes=[1],
-    )
+    return _qwen("Qwen2_5_VL", **MERGED, window_size=32, fullatt_block_indexes=[1])
 
 
 def qwen3_vl() -> tuple[Any, Any]:
     """The same; features of an earlier layer enter the decoder too."""
-    return _qwen(
-        "Qwen3VL", hidden_size=32, out_hidden_size=32, intermediate_size=48, num_position_embeddings=64,
-        deepstack_visual_indexes=[0],
-    )  # fmt: skip
+    return _qwen("Qwen3VL", **MERGED, num_position_embeddings=64, deepstack_visual_indexes=[0])
 
 
 def paligemma() -> tuple[Any, Any]:
     """The prompt is read in both directions, the sentence from left to right."""
     words = tokenizer()
-    images = hf.SiglipImageProcessorPil(size={"height": 32, "width": 32})
+    images = hf.SiglipImageProcessorPil(**SQUARE)
     images.image_seq_length = 16
     processor = hf.PaliGemmaProcessor(images, words)
     config = hf.PaliGemmaConfig(
@@ -170,7 +166,7 @@ def idefics3(kind: str = "Idefics3") -> tuple[Any, Any]:
         scale_factor=2, pad_token_id=words.pad_token_id,
     )  # fmt: skip
     images = hf.Idefics3ImageProcessorPil(size={"longest_edge": 64}, max_image_size={"longest_edge": 32})
-    processor = hf.Idefics3Processor(images, words, image_seq_len=4, chat_template=TEMPLATE.replace("MARK", "<image>"))
+    processor = hf.Idefics3Processor(images, words, image_seq_len=4, **chat())
     return getattr(hf, f"{kind}ForConditionalGeneration")(config), processor
 
 
@@ -189,11 +185,9 @@ def internvl() -> tuple[Any, Any]:
         text_config=hf.Qwen2Config(**TEXT, **ids(words)),
         image_token_id=words.context_image_token_id, image_seq_length=4,
     )  # fmt: skip
-    images = GotOcr2ImageProcessorPil(size={"height": 32, "width": 32}, crop_to_patches=True, max_patches=6)
-    processor = hf.InternVLProcessor(
-        images, words, hf.InternVLVideoProcessor(), image_seq_length=4,
-        chat_template=TEMPLATE.replace("MARK", "<IMG_CONTEXT>"),
-    )  # fmt: skip
+    images = GotOcr2ImageProcessorPil(**SQUARE, crop_to_patches=True, max_patches=6)
+    videos = hf.InternVLVideoProcessor()
+    processor = hf.InternVLProcessor(images, words, videos, image_seq_length=4, **chat("<IMG_CONTEXT>"))
     return hf.InternVLForConditionalGeneration(config), processor
 
 
@@ -207,9 +201,7 @@ def gemma3() -> tuple[Any, Any]:
         image_token_index=words.image_token_id,
     )  # fmt: skip
     images = hf.Gemma3ImageProcessorPil(size={"height": 64, "width": 64})
-    processor = hf.Gemma3Processor(
-        images, words, image_seq_length=16, chat_template=TEMPLATE.replace("MARK", "<start_of_image>")
-    )
+    processor = hf.Gemma3Processor(images, words, image_seq_length=16, **chat("<start_of_image>"))
     model = hf.Gemma3ForConditionalGeneration(config)
     torch.nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight)  # which starts as zeros
     return model, processor
@@ -229,9 +221,8 @@ def florence2() -> tuple[Any, Any]:
         "window_size": 4, "projection_dim": 32, "drop_path_rate": 0.0,
     }  # fmt: skip
     config = hf.Florence2Config(text_config=text, vision_config=vision, image_token_id=words.image_token_id)
-    images = hf.CLIPImageProcessorPil(
-        size={"height": 48, "width": 48}, crop_size={"height": 48, "width": 48}, do_center_crop=False
-    )
+    side = {"height": 48, "width": 48}
+    images = hf.CLIPImageProcessorPil(size=side, crop_size=side, do_center_crop=False)
     images.image_seq_length = 37
     model = hf.Florence2ForConditionalGeneration(config)
     model.generation_config.forced_bos_token_id = words.bos_token_id
@@ -249,25 +240,24 @@ def blip() -> tuple[Any, Any]:
         },
         projection_dim=24, image_text_hidden_size=24,
     )  # fmt: skip
-    images = hf.BlipImageProcessorPil(size={"height": 32, "width": 32})
+    images = hf.BlipImageProcessorPil(**SQUARE)
     return hf.BlipForConditionalGeneration(config), hf.BlipProcessor(images, words)
 
 
 def with_queries(config: Any, model: Any, words: Any, read: Any) -> Any:
     """Return a model in which a few queries that each read the whole picture stand between encoder and decoder."""
+    text = {"hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    text |= {"word_embed_proj_dim": 32, "max_position_embeddings": 128}
+    query = {**SIZES, "vocab_size": len(read), "encoder_hidden_size": 24, "cross_attention_frequency": 1}
     net = model(
         config(
             vision_config={**VIEW, "initializer_range": 0.02},
-            qformer_config={
-                **SIZES, "vocab_size": len(read), "encoder_hidden_size": 24, "cross_attention_frequency": 1,
-            },
-            text_config=hf.OPTConfig(
-                hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4, word_embed_proj_dim=32,
-                max_position_embeddings=128, **ids(words),
-            ),
-            num_query_tokens=5, image_token_index=words.convert_tokens_to_ids("<image>"),
+            qformer_config=query,
+            text_config=hf.OPTConfig(**text, **ids(words)),
+            num_query_tokens=5,
+            image_token_index=words.convert_tokens_to_ids("<image>"),
         )
-    )  # fmt: skip
+    )
     # Random queries, since queries that are all zero write the same about all pictures.
     torch.nn.init.normal_(net.query_tokens)
     return net
@@ -276,7 +266,7 @@ def with_queries(config: Any, model: Any, words: Any, read: Any) -> Any:
 def blip2() -> tuple[Any, Any]:
     """The queries read the picture alone."""
     words = tokenizer(named=False)
-    images = hf.BlipImageProcessorPil(size={"height": 32, "width": 32})
+    images = hf.BlipImageProcessorPil(**SQUARE)
     model = with_queries(hf.Blip2Config, hf.Blip2ForConditionalGeneration, words, words)
     return model, hf.Blip2Processor(images, words, num_query_tokens=5)
 
@@ -284,7 +274,7 @@ def blip2() -> tuple[Any, Any]:
 def instructblip() -> tuple[Any, Any]:
     """The queries read the prompt too."""
     words, read = tokenizer(named=False), tokenizer(framed=True)
-    images = hf.BlipImageProcessorPil(size={"height": 32, "width": 32})
+    images = hf.BlipImageProcessorPil(**SQUARE)
     model = with_queries(hf.InstructBlipConfig, hf.InstructBlipForConditionalGeneration, words, read)
     return model, hf.InstructBlipProcessor(images, words, read, num_query_tokens=5)
 
@@ -300,7 +290,7 @@ def idefics2() -> tuple[Any, Any]:
         },
     )  # fmt: skip
     images = Idefics2ImageProcessorPil(size={"shortest_edge": 32, "longest_edge": 48}, do_image_splitting=False)
-    processor = hf.Idefics2Processor(images, words, image_seq_len=5, chat_template=TEMPLATE.replace("MARK", "<image>"))
+    processor = hf.Idefics2Processor(images, words, image_seq_len=5, **chat())
     return hf.Idefics2ForConditionalGeneration(config), processor
 
 
@@ -308,14 +298,14 @@ def git() -> tuple[Any, Any]:
     """The picture's tokens stand before the text, in a decoder that takes no arguments for them."""
     words = tokenizer()
     config = hf.GitConfig(vision_config=VIEW, **SIZES, **ids(words), max_position_embeddings=64)
-    images = hf.CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    images = hf.CLIPImageProcessorPil(**CROPPED)
     return hf.GitForCausalLM(config), hf.GitProcessor(images, words)
 
 
 def kosmos2() -> tuple[Any, Any]:
     """Latent tokens that each read the whole picture, at places that a mask shows."""
     words = tokenizer(unknown="<video>")  # the latent tokens get the 64 ids after it
-    images = hf.CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    images = hf.CLIPImageProcessorPil(**CROPPED)
     processor = hf.Kosmos2Processor(images, words, 64)
     text = {
         "embed_dim": 32, "layers": 2, "ffn_dim": 48, "attention_heads": 4, "max_position_embeddings": 256,
@@ -354,7 +344,7 @@ def trocr() -> tuple[Any, Any]:
         cross_attention_hidden_size=24, **ids(words),
     )  # fmt: skip
     model = _encoder_decoder(hf.DeiTConfig(**VIEW), decoder, words)
-    return model, hf.TrOCRProcessor(hf.ViTImageProcessorPil(size={"height": 32, "width": 32}), words)
+    return model, hf.TrOCRProcessor(hf.ViTImageProcessorPil(**SQUARE), words)
 
 
 def vit_gpt2() -> tuple[Any, Any]:
@@ -362,7 +352,7 @@ def vit_gpt2() -> tuple[Any, Any]:
     words = tokenizer()
     decoder = hf.GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=64, **ids(words))
     model = _encoder_decoder(hf.ViTConfig(**VIEW), decoder, words)
-    return model, (hf.ViTImageProcessorPil(size={"height": 32, "width": 32}), words)
+    return model, (hf.ViTImageProcessorPil(**SQUARE), words)
 
 
 FAMILIES: dict[str, Callable[[], tuple[Any, Any]]] = {

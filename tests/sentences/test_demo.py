@@ -42,24 +42,18 @@ def test_the_heat_of_colour_and_shape_is_on_the_toy_and_that_of_the_ground_besid
 
 def test_the_page_and_the_sheet_draw_no_heat_for_words_that_need_no_picture(described):
     found, (page, sheet) = described, described.files
-    images = re.findall(
-        r'<img src="(data:[^"]+)" alt="(?:heat of|the picture without heat, for) the word ([^"]+)">', page.read_text()
-    )
-    image_of = {word: image for image, word in images}
-    assert 'alt="heat of the word purple"' in page.read_text()
-    assert 'alt="the picture without heat, for the word tree"' in page.read_text()
+    text = page.read_text()
+    heat, none = 'alt="heat of the word ', 'alt="the picture without heat, for the word '
+    image_of = {word: image for image, word in re.findall(f'<img src="(data:[^"]+)" (?:{heat}|{none})([^"]+)">', text)}
+    assert f'{heat}purple"' in text
+    assert f'{none}tree"' in text
     assert image_of["toy"] == image_of["tree"] == image_of["the"]
     assert len(set(image_of.values())) == 5  # four words with heat, and the picture itself
     assert len(found._drawn()) == 4
     only_tree = replace(found, words=tuple(found.named("tree")))
     assert [each.name for each in only_tree._drawn()] == ["tree (does not need the picture)"]
-    assert "-0.00" not in page.read_text()
+    assert "-0.00" not in text
     assert sheet.stat().st_size > 10_000
-
-
-def test_the_page_opens_on_the_toy_says_that_there_is_no_tree_and_names_no_folder(described):
-    found, (page, _) = described, described.files
-    text = page.read_text()
     opened = re.findall(r'<input [^>]*id="w(\d+)" checked', text)
     assert [found[int(number)].text for number in opened] == ["triangle"]
     assert "<p>There is no tree in the picture: " in html.unescape(text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +20,6 @@ pytestmark = pytest.mark.extended
 
 pytest.importorskip("transformers")
 
-from transformers import LogitsProcessor, LogitsProcessorList
-
 from tests.sentences.families import FAMILIES, localised
 
 PROMPT = "what is here ?"
@@ -34,26 +31,15 @@ NEAR = 12
 """Pixels around it: half of the largest cell."""
 
 
-class Forced(LogitsProcessor):
-    """Lets a model write given tokens."""
-
-    def __init__(self, ids: list[int]) -> None:
-        self._ids, self._step = ids, 0
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        forced = torch.full_like(scores, -torch.inf)
-        forced[:, self._ids[self._step]] = 0
-        self._step += 1
-        return forced
-
-
-def folder_of(name: str, path: Path) -> str:
+def made(name: str) -> tuple[Any, Any]:
     torch.manual_seed(0)
     model, processor = FAMILIES[name]()
-    localised(model).save_pretrained(path)
-    for part in processor if isinstance(processor, tuple) else (processor,):
-        part.save_pretrained(path)
-    return f"hf:{path}"
+    return localised(model).eval(), processor
+
+
+def words_of(family: tuple[Any, Any], shown: Any, prompt: str | None = PROMPT, **options: Any) -> camkit.Words:
+    model, processor = family
+    return camkit.words(model, shown, prompt, processor=processor, words=SENTENCE, **options)
 
 
 def pictures() -> tuple[Image.Image, Image.Image]:
@@ -70,9 +56,10 @@ def as_written(model: Any, processor: Any, picture: Any, prompt: str | None, nam
     text = {} if prompt is None else {"text": [prompt]}
     inputs = {**processor(images=[picture], return_tensors="pt", **text)}
     inputs.pop("labels", None)
+    forced = iter(before + ids)
     written = model.generate(
         **inputs, max_new_tokens=len(before + ids), do_sample=False, output_logits=True, return_dict_in_generate=True,
-        logits_processor=LogitsProcessorList([Forced(before + ids)]),
+        prefix_allowed_tokens_fn=lambda *_: [next(forced)],
     )  # fmt: skip
     steps = written.logits[len(before) :]
     return [step[0].float().log_softmax(-1)[token] for step, token in zip(steps, ids, strict=True)]
@@ -94,10 +81,12 @@ def share_near_the_patch(explanation: camkit.Explanation, patch: tuple[int, ...]
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_is_scored_as_it_writes_and_a_bright_patch_has_the_heat(name, tmp_path):
     """The reference is the same picture without the patch, so nothing else can have any heat."""
-    model, processor = load(folder_of(name, tmp_path), "cpu")
+    model, processor = made(name)
+    for part in (model, *(processor if isinstance(processor, tuple) else (processor,))):
+        part.save_pretrained(tmp_path)
+    model, processor = load(f"hf:{tmp_path}", "cpu")
     bright, plain = pictures()
-    prompt = None if name in WITHOUT_PROMPT else PROMPT
-    found = camkit.words(model, bright, prompt, processor=processor, words=SENTENCE, references=[plain])
+    found = words_of((model, processor), bright, None if name in WITHOUT_PROMPT else PROMPT, references=[plain])
     assert [word.text for word in found] == SENTENCE.split()
     with_patch, without = (as_written(model, processor, each, found.prompt, name) for each in (bright, plain))
     for word in found:
@@ -111,19 +100,17 @@ def test_a_family_is_scored_as_it_writes_and_a_bright_patch_has_the_heat(name, t
 @pytest.mark.parametrize("name", ["llava_next", "llava_onevision"])
 def test_the_grid_of_a_long_picture_is_that_of_its_unpadded_tiles(name, size):
     """The model itself puts the tiles' features in rows, each with a token at its end."""
-    torch.manual_seed(0)
-    model, processor = FAMILIES[name]()
-    localised(model).eval()
+    model, processor = made(name)
     plain = np.random.default_rng(0).integers(90, 130, (*size[::-1], 3), dtype=np.uint8)
     bright = plain.copy()
     bright[-16:-4, -16:-4] = 255
-    made = processor.image_processor([Image.fromarray(plain)], return_tensors="pt")
-    features = [torch.zeros(made["pixel_values"].shape[1], 16, 32)]
+    shown, without = Image.fromarray(bright), Image.fromarray(plain)
+    prepared = processor.image_processor([without], return_tensors="pt")
+    features = [torch.zeros(prepared["pixel_values"].shape[1], 16, 32)]
     options = {"vision_feature_select_strategy": "default"} if name == "llava_next" else {}
     options |= {"image_newline": torch.ones(32)}
-    packed = model.model.pack_image_features(features, made["image_sizes"], **options)[0][0]
-    shown, without = Image.fromarray(bright), Image.fromarray(plain)
-    found = camkit.words(model, shown, PROMPT, processor=processor, words=SENTENCE, references=[without], only="boat")
+    packed = model.model.pack_image_features(features, prepared["image_sizes"], **options)[0][0]
+    found = words_of((model, processor), shown, references=[without], only="boat")
     explanation = found.named("boat")[0].explanation
     rows, columns = explanation.raw.shape
     assert columns == packed[16:, 0].nonzero()[0]
@@ -136,32 +123,27 @@ def test_the_grid_of_a_long_picture_is_that_of_its_unpadded_tiles(name, size):
 def test_pictures_of_few_pixels_have_finite_heat_and_one_pixel_has_none():
     torch.manual_seed(0)
     model, processor = FAMILIES["idefics3"]()
-    options = {"processor": processor, "words": SENTENCE, "only": "boat"}
+    family = model.eval(), processor
     for size, grid in (((200, 3), (1, 4)), ((1, 50), (4, 1))):
         shown = Image.fromarray(np.random.default_rng(0).integers(0, 255, (*size[::-1], 3), dtype=np.uint8))
-        explanation = camkit.words(model.eval(), shown, PROMPT, **options).named("boat")[0].explanation
+        explanation = words_of(family, shown, only="boat").named("boat")[0].explanation
         assert explanation.raw.shape == grid
         assert np.isfinite(explanation.heatmap).all()
     with pytest.raises(ModelError, match="pass a larger picture, or a model whose picture tokens are patches"):
-        camkit.words(model, Image.new("RGB", (1, 1)), PROMPT, **options)
+        words_of(family, Image.new("RGB", (1, 1)), only="boat")
 
 
 @pytest.mark.parametrize("name", ["llava_next", "qwen3_vl", "idefics3"])
 def test_of_two_pictures_in_a_prompt_each_has_the_heat_of_its_own_patch(name):
-    torch.manual_seed(0)
-    model, processor = FAMILIES[name]()
-    localised(model).eval()
+    model, processor = made(name)
     bright, plain = pictures()
-    both = [bright, bright.transpose(Image.Transpose.ROTATE_180)]
+    both, references = ([each, each.transpose(Image.Transpose.ROTATE_180)] for each in (bright, plain))
     right, down = plain.size
     turned = (right - PATCH[2], down - PATCH[3], right - PATCH[0], down - PATCH[1])
-    references = [plain, plain.transpose(Image.Transpose.ROTATE_180)]
     for number, patch in enumerate((PATCH, turned)):
         without = [*both]
         without[number] = references[number]
-        found = camkit.words(
-            model, both, PROMPT, processor=processor, words=SENTENCE, references=references[number:][:1], picture=number
-        )
+        found = words_of((model, processor), both, references=references[number:][:1], picture=number)
         own, other = (as_written(model, processor, shown, found.prompt) for shown in (both, without))
         for word in found:
             needs = sum(float(own[token] - other[token]) for token in word.tokens)
@@ -180,9 +162,8 @@ def test_a_wrong_number_of_pictures_is_one_sentence():
         ("llava_next", [], PROMPT, 0, InputError, "there is no picture 0: 0 pictures given"),
         ("llava_next", one, PROMPT, 1, InputError, "there is no picture 1: 1 picture given"),
     ):
-        model, processor = FAMILIES[family]()
         with pytest.raises(kind, match=said):
-            camkit.words(model.eval(), images, prompt, processor=processor, words=SENTENCE, picture=picture)
+            words_of(made(family), images, prompt, picture=picture)
 
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "blip2"])
@@ -194,24 +175,18 @@ def test_references_in_one_pass_are_as_one_after_another(name, monkeypatch):
     maps = []
     for room in (0, 1e6):
         monkeypatch.setattr(explain, "_ROOM", room)
-        found = camkit.words(
-            model.eval(), picture, PROMPT, processor=processor, words=SENTENCE, references=references, only="red"
-        )
+        found = words_of((model.eval(), processor), picture, references=references, only="red")
         maps.append(found[1].explanation.raw)
     np.testing.assert_allclose(maps[0], maps[1], atol=1e-6)
     assert np.abs(maps[0]).max() > 1e-5
 
 
 def test_token_activation_maps_need_logits_at_the_picture():
-    torch.manual_seed(0)
     bright, plain = pictures()
-    options = {"words": SENTENCE, "references": [plain], "method": "tam"}
-    model, processor = FAMILIES["qwen2_vl"]()
-    found = camkit.words(localised(model).eval(), bright, PROMPT, processor=processor, **options)
+    found = words_of(made("qwen2_vl"), bright, references=[plain], method="tam")
     assert all(np.isfinite(word.explanation.raw).all() and word.explanation.raw.min() >= 0 for word in found)
-    model, processor = FAMILIES["blip"]()
     with pytest.raises(ModelError, match="BlipForConditionalGeneration has no logits at the picture's tokens"):
-        camkit.words(model.eval(), bright, PROMPT, processor=processor, **options)
+        words_of(made("blip"), bright, references=[plain], method="tam")
 
 
 @pytest.mark.parametrize(
@@ -224,19 +199,15 @@ def test_token_activation_maps_need_logits_at_the_picture():
 def test_threads_that_share_a_model_explain_as_one_thread_does(name, method, meetings, monkeypatch):
     """In each pass the threads wait for each other inside the model, where the hooks of both are set."""
     monkeypatch.setattr(explain, "_MOST_POINTS", 1)  # as many passes for each picture
-    torch.manual_seed(0)
     family, _, eager = name.partition("-")
-    model, processor = FAMILIES[family]()
-    localised(model).eval()
+    model, processor = made(family)
     if eager:
         model.set_attn_implementation("eager")
     shown = pictures()
     references = [picture.transpose(Image.Transpose.ROTATE_180) for picture in shown]
 
     def explained(picture: Image.Image) -> list[Any]:
-        found = camkit.words(
-            model, picture, PROMPT, processor=processor, words=SENTENCE, references=references, method=method
-        )
+        found = words_of((model, processor), picture, references=references, method=method)
         return [(word.needs_picture, word.explanation.raw) for word in found]
 
     alone = [explained(picture) for picture in shown]

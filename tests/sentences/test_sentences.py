@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from results import assert_is_a_result
 from scipy.optimize import minimize_scalar
+from unchanged import unchanged
 
 import camkit
 from camkit.cli import main
@@ -34,6 +35,7 @@ from scripts.words.word_model import PROMPT, PROMPT_TEXT, build, processor_for, 
 from scripts.words.word_scenes import draw
 
 SENTENCE = "a red triangle near a tree ."
+PLANE = camkit.scenes.scene_paths()["plane-sky"]
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +60,11 @@ def picture():
     return Image.fromarray(draw((9, 1)).picture)
 
 
+def words_of(llava, shown, **options):
+    model, processor = llava
+    return camkit.words(model, shown, PROMPT, **{"processor": processor, "words": SENTENCE, **options})
+
+
 def drawn(count):
     return [Image.fromarray(draw((8, number)).picture) for number in range(count)]
 
@@ -75,10 +82,6 @@ def run(*arguments):
     return main(["words", *map(str, arguments), *options])
 
 
-def hooks_of(model):
-    return [[*module._forward_pre_hooks.values(), *module._forward_hooks.values()] for module in model.modules()]
-
-
 def log_probability(model, processor, picture, sentence, word):
     """Return a word's log-probability from plain passes of the whole model, token by token."""
     inputs, ids, whole = prepared(processor, picture, sentence)
@@ -94,7 +97,7 @@ def log_probability(model, processor, picture, sentence, word):
 def test_words_score_as_plain_passes_of_the_whole_model_do(llava, picture, tmp_path):
     model, processor = llava
     references = drawn(2)
-    found = camkit.words(model, picture, PROMPT, processor=processor, words=SENTENCE, references=references)
+    found = words_of(llava, picture, references=references)
     assert [word.text for word in found] == SENTENCE.split()
     assert found[-1].is_punctuation
     assert len(found.named("triangle")[0].tokens) > 1
@@ -111,7 +114,7 @@ def test_the_heat_is_that_of_one_reference_after_another(llava, picture):
     """The slow reference replaces the tokens in the embeddings by hand and takes gradients of the whole model."""
     model, processor = llava
     references = drawn(3)
-    found = camkit.words(model, picture, PROMPT, processor=processor, words=SENTENCE, references=references)
+    found = words_of(llava, picture, references=references)
     inputs, ids, text = prepared(processor, picture)
     first = inputs["input_ids"].shape[1]
 
@@ -136,15 +139,13 @@ def test_the_heat_is_that_of_one_reference_after_another(llava, picture):
 
 def test_rows_of_attention_are_those_of_the_eager_attention(llava, picture):
     model, processor = llava
-    found = camkit.words(model, picture, PROMPT, processor=processor, words=SENTENCE, method="attention")
+    found = words_of(llava, picture, method="attention")
     inputs, _, text = prepared(processor, picture)
     first, places = inputs["input_ids"].shape[1], text[0] == processor.image_token_id
-    model.set_attn_implementation("eager")
-    try:
-        with torch.no_grad():
-            layers = model(input_ids=text, pixel_values=inputs["pixel_values"], output_attentions=True).attentions
-    finally:
-        model.set_attn_implementation("sdpa")
+    eager = copy.deepcopy(model)
+    eager.set_attn_implementation("eager")
+    with torch.no_grad():
+        layers = eager(input_ids=text, pixel_values=inputs["pixel_values"], output_attentions=True).attentions
     rows = [first + token - 1 for token in found[2].tokens]
     expected = torch.stack([layer[0, :, rows].mean((0, 1)) for layer in layers]).mean(0)[places]
     np.testing.assert_allclose(found[2].explanation.raw.ravel(), expected.numpy(), atol=1e-6)
@@ -154,7 +155,7 @@ def test_rows_of_attention_are_those_of_the_eager_attention(llava, picture):
 def test_token_activation_maps_follow_the_paper(llava, picture):
     """The slow reference computes each earlier token's map, fits the multiple by search, and filters cell by cell."""
     model, processor = llava
-    found = camkit.words(model, picture, PROMPT, processor=processor, words=SENTENCE, method="tam")
+    found = words_of(llava, picture, method="tam")
     inputs, _, text = prepared(processor, picture)
     with torch.no_grad():
         logits = model(input_ids=text, pixel_values=inputs["pixel_values"]).logits[0].clamp(min=0).double().numpy()
@@ -188,58 +189,38 @@ def test_token_activation_maps_follow_the_paper(llava, picture):
 
 @pytest.mark.parametrize("method", ["expected", "attention", "attention-expected", "tam"])
 def test_the_model_comes_back_also_after_an_error(llava, picture, method, monkeypatch):
-    model, processor = llava
-    model.train()
-    hooks = hooks_of(model)  # transformers sets some of its own, once, when a test asks it for hidden states
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model = llava[0].train()
+    words_of(llava, picture, method=method)  # transformers sets hooks of its own, once, when asked for hidden states
     settings = model.generation_config.to_dict(), model.config.to_dict(), model.config._attn_implementation
-    camkit.words(model, picture, PROMPT, processor=processor, words=SENTENCE, method=method)
+    with unchanged(model):
+        words_of(llava, picture, method=method)
     with monkeypatch.context() as patch:
         patch.setattr(model.lm_head, "forward", lambda _: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            camkit.words(model, picture, PROMPT, processor=processor, words=SENTENCE, method=method)
-    assert all(module.training for module in model.modules())
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
-    assert hooks_of(model) == hooks
+        with unchanged(model), pytest.raises(ZeroDivisionError):
+            words_of(llava, picture, method=method)
     assert (model.generation_config.to_dict(), model.config.to_dict(), model.config._attn_implementation) == settings
     model.eval()
 
 
-def test_refusals_are_one_sentence(llava, picture):
+def test_refusals_are_one_sentence(llava, picture, monkeypatch):
     model, processor = llava
-    with pytest.raises(MethodError, match="'guess' is not a method for words"):
-        camkit.words(model, picture, PROMPT, processor=processor, method="guess")
-    with pytest.raises(InputError, match="has no word 'cat'"):
-        camkit.words(model, picture, PROMPT, processor=processor, words=SENTENCE, only="cat")
-    with pytest.raises(ModelError, match="pass processor="):
-        camkit.words(model, picture, PROMPT)
-    broken = np.full((32, 32, 3), np.nan, np.float32)
-    with pytest.raises(ImageError, match=r"^an array must be uint8"):
-        camkit.words(model, picture, PROMPT, processor=processor, words=SENTENCE, references=[*drawn(1), broken])
-    with pytest.raises(ImageError, match=r"^an array must be uint8"):
-        camkit.words(model, np.full((32, 32, 3), 255.0), PROMPT, processor=processor, words=SENTENCE)
-    broken = copy.deepcopy(model)
+    broken, array = copy.deepcopy(model), np.full((32, 32, 3), np.nan, np.float32)
     broken.lm_head.weight.data[3] = torch.nan
+    for kind, said, shown, options in (
+        (MethodError, "'guess' is not a method for words", picture, {"method": "guess"}),
+        (InputError, "has no word 'cat'", picture, {"only": "cat"}),
+        (InputError, "the model writes no word about this picture", picture, {"words": ""}),
+        (ModelError, "pass processor=", picture, {"processor": None}),
+        (ImageError, "^an array must be uint8", picture, {"references": [*drawn(1), array]}),
+        (ImageError, "^an array must be uint8", np.full((32, 32, 3), 255.0), {}),
+        (ImageError, "the picture itself is the only reference picture", picture, {"references": [picture]}),
+    ):
+        with pytest.raises(kind, match=said):
+            words_of(llava, shown, **options)
     with pytest.raises(ModelError, match="LlavaForConditionalGeneration returns NaN for this picture; load it in"):
-        camkit.words(broken, picture, PROMPT, processor=processor, words=SENTENCE)
-
-
-def test_a_picture_is_not_compared_with_itself(llava, picture):
-    model, processor = llava
-    options = {"processor": processor, "words": SENTENCE, "only": "red"}
-    alone = camkit.words(model, picture, PROMPT, references=drawn(2), **options)
-    found = camkit.words(model, picture, PROMPT, references=[*drawn(2), picture.copy()], **options)
-    assert [word.needs_picture for word in found] == [word.needs_picture for word in alone]
-    assert found.references == "3 pictures, passed as references, without this picture itself"
-    with pytest.raises(ImageError, match="the picture itself is the only reference picture"):
-        camkit.words(model, picture, PROMPT, references=[picture], **options)
-
-
-def test_models_without_words_or_places_are_refused(llava, picture, monkeypatch):
-    model, processor = llava
+        words_of((broken, processor), picture)
     with pytest.raises(ModelError, match="Linear cannot write text; pass a Hugging Face model"):
-        camkit.words(torch.nn.Linear(2, 2), picture, PROMPT, processor=processor)
+        words_of((torch.nn.Linear(2, 2), processor), picture)
     embeddings = model.model.vision_tower.embeddings
     patches = embeddings.forward
 
@@ -248,38 +229,36 @@ def test_models_without_words_or_places_are_refused(llava, picture, monkeypatch)
 
     monkeypatch.setattr(embeddings, "forward", spread)
     with pytest.raises(ModelError, match="cannot say where the 16 tokens that LlavaForConditionalGeneration makes"):
-        camkit.words(model, picture, PROMPT, processor=processor, words=SENTENCE)
+        words_of(llava, picture)
+
+
+def test_a_picture_is_not_compared_with_itself(llava, picture):
+    alone = words_of(llava, picture, references=drawn(2), only="red")
+    found = words_of(llava, picture, references=[*drawn(2), picture.copy()], only="red")
+    assert [word.needs_picture for word in found] == [word.needs_picture for word in alone]
+    assert found.references == "3 pictures, passed as references, without this picture itself"
 
 
 def test_settings_of_generation_stay_and_do_not_change_the_words(llava, picture):
     """A model that samples, with a static cache and slow attention, is explained as it writes without these."""
-    model, processor = llava
-    options = {"processor": processor, "max_new_tokens": 6, "references": drawn(2)}
-    plain = camkit.words(model, picture, PROMPT, **options)
-    old = model.generation_config
-    model.generation_config = copy.deepcopy(old)
-    model.generation_config.update(
-        do_sample=True, temperature=0.3, num_beams=1, max_length=400, cache_implementation="static", use_cache=True
-    )
+    options = {"words": None, "max_new_tokens": 6, "references": drawn(2)}
+    plain = words_of(llava, picture, **options)
+    model = copy.deepcopy(llava[0])
+    sampling = {"do_sample": True, "temperature": 0.3, "max_length": 400, "cache_implementation": "static"}
+    model.generation_config.update(**sampling, num_beams=1, use_cache=True)
     model.set_attn_implementation("eager")
     before = model.generation_config.to_dict(), model.config.to_dict(), set(vars(model))
-    try:
-        found = camkit.words(model, picture, PROMPT, method="attention-expected", **options)
-        after = model.generation_config.to_dict(), model.config.to_dict(), set(vars(model))
-        assert after == before
-        assert model.config.get_text_config()._attn_implementation == "eager"
-        assert found.sentence == plain.sentence
-        assert [word.needs_picture for word in found] == pytest.approx([word.needs_picture for word in plain], abs=1e-4)
-    finally:
-        model.set_attn_implementation("sdpa")
-        model.generation_config = old
+    found = words_of((model, llava[1]), picture, method="attention-expected", **options)
+    assert (model.generation_config.to_dict(), model.config.to_dict(), set(vars(model))) == before
+    assert model.config.get_text_config()._attn_implementation == "eager"
+    assert found.sentence == plain.sentence
+    assert [word.needs_picture for word in found] == pytest.approx([word.needs_picture for word in plain], abs=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_gives_nearly_the_same_words(llava, picture, dtype):
-    model, processor = llava
-    options = {"processor": processor, "words": SENTENCE, "references": drawn(2)}
-    exact, found = (camkit.words(each, picture, PROMPT, **options) for each in (model, copy.deepcopy(model).to(dtype)))
+    rounded = copy.deepcopy(llava[0]).to(dtype), llava[1]
+    exact, found = (words_of(each, picture, references=drawn(2)) for each in (llava, rounded))
     for whole, half in zip(exact, found, strict=True):
         assert half.probability == pytest.approx(whole.probability, rel=0.05)
         assert np.corrcoef(half.explanation.raw.ravel(), whole.explanation.raw.ravel())[0, 1] > 0.95
@@ -315,7 +294,7 @@ def test_a_word_has_the_tokens_of_all_its_bytes(kind, picture):
     )
     processor = processor_for(tokenizer, side=32)
     model = build(tokenizer, width=32, layers=1, side=32).eval()
-    found = camkit.words(model, picture, PROMPT, processor=processor, words=sentence, method="attention")
+    found = words_of((model, processor), picture, words=sentence, method="attention")
     written = re.findall(r"\w+|[^\w\s]+", sentence)
     assert [word.text for word in found] == written
     lead = kind == "LlamaTokenizer"  # which puts a space before a sentence
@@ -361,25 +340,17 @@ def test_pictures_together_share_a_prompt_and_each_gets_a_page(folder, tmp_path,
     assert f"in one prompt with {files[0]}" in (out / "b/p.png.words.html").read_text()
 
 
-def test_words_of_files_are_one_call_in_python(llava, tmp_path):
-    """What is wrong with the call is refused before the model is loaded."""
-    model, processor = llava
-    (tmp_path / "photos").mkdir()
-    for number, drawing in enumerate(drawn(2)):
-        drawing.save(tmp_path / f"photos/{number}.png")
-    photos, out = [tmp_path / "photos"], tmp_path / "out"
-    for pictures, options, said in (
-        (photos, {"method": "guess"}, "'guess' is not a method for words; use one of expected, attention,"),
-        (photos, {"max_new_tokens": 0}, "max_new_tokens must be a whole number from 1, not 0"),
+@pytest.mark.parametrize(
+    ("pictures", "options", "said"),
+    [
+        ([PLANE], {"method": "guess"}, "'guess' is not a method for words; use one of expected, attention,"),
+        ([PLANE], {"max_new_tokens": 0}, "max_new_tokens must be a whole number from 1, not 0"),
         ([], {}, "name at least one picture or folder"),
-    ):
-        with pytest.raises(InputError, match=said):
-            words_of_files("hf:nothing", pictures, out, PROMPT, **options)
-    options = {"processor": processor, "words": SENTENCE, "only": "red", "method": "attention"}
-    found = list(words_of_files(model, photos, out, PROMPT, **options))
-    assert [Path(each.source).name for each in found] == ["0.png", "1.png"]
-    assert all(file.exists() for each in found for file in each.files)
-    assert len((out / "words.csv").read_text().splitlines()) == 1 + 2 * len(SENTENCE.split())
+    ],
+)
+def test_a_wrong_call_is_refused_before_the_model_is_loaded(pictures, options, said, tmp_path):
+    with pytest.raises(InputError, match=said):
+        words_of_files("hf:nothing", pictures, tmp_path, PROMPT, **options)
 
 
 def test_the_page_names_every_method_for_words():
@@ -396,14 +367,6 @@ def test_a_model_without_some_of_its_weights_is_refused(llava, tmp_path):
         load(f"hf:{tmp_path}", "cpu")
 
 
-def changed_config(llava, folder, **entries):
-    """Save a model's settings with further entries, and return the name of the model."""
-    llava[0].config.save_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text("utf-8"))
-    (folder / "config.json").write_text(json.dumps({**config, **entries}), "utf-8")
-    return f"hf:{folder}"
-
-
 OWN_CODE = {"model_type": "own", "auto_map": {"AutoConfig": "somebody/model--own.Config"}}
 KERNEL = "code for its attention from 'somebody/attention' on the hub"
 
@@ -418,13 +381,15 @@ KERNEL = "code for its attention from 'somebody/attention' on the hub"
 )
 def test_code_that_a_folder_names_is_refused_without_a_question(llava, tmp_path, monkeypatch, entries, said):
     monkeypatch.setattr("builtins.input", lambda _="": pytest.fail("a question was asked on standard input"))
+    llava[0].config.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text("utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps({**config, **entries}), "utf-8")
     with pytest.raises(ModelError, match=said):
-        load(changed_config(llava, tmp_path, **entries), "cpu")
+        load(f"hf:{tmp_path}", "cpu")
 
 
 def test_pictures_of_a_folder_are_compared_with_the_others(llava, folder, tmp_path, capsys):
     """A broken picture is named, stops no other and is no reference; the table has a row for each word."""
-    model, processor = llava
     photos = tmp_path / "photos"
     (photos / "more").mkdir(parents=True)
     (photos / "broken.png").write_bytes(b"no picture")
@@ -442,9 +407,7 @@ def test_pictures_of_a_folder_are_compared_with_the_others(llava, folder, tmp_pa
         "a.png.words.html", "a.words.html", "more/b.png.words.html",
     }  # fmt: skip
     others = [photos / place for place in places[:2]]
-    alone = camkit.words(
-        model, photos / "more/b.png", PROMPT, processor=processor, words=SENTENCE, references=others, only="red"
-    )
+    alone = words_of(llava, photos / "more/b.png", references=others, only="red")
     saved = by_source[str(photos / "more/b.png")]["words"]
     assert [word["needs_picture"] for word in saved] == pytest.approx([word.needs_picture for word in alone], abs=1e-3)
     with (tmp_path / "out/words.csv").open(newline="") as file:
