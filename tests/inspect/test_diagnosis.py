@@ -41,11 +41,26 @@ def small(*, norm: bool = True) -> nn.Sequential:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 5))
 
 
-def stack(kind: Callable[[], nn.Module], depth: int, width: int = 24) -> nn.Sequential:
-    layers: list[nn.Module] = [nn.Flatten(), nn.Linear(3 * 16 * 16, width)]
+def stack(kind: Callable[[], nn.Module], depth: int, std: float | None = None) -> nn.Sequential:
+    layers: list[nn.Module] = [nn.Flatten(), nn.Linear(3 * 16 * 16, 24)]
     for _ in range(depth):
-        layers += [kind(), nn.Linear(width, width)]
+        layers += [kind(), nn.Linear(24, 24)]
+    for layer in layers[1::2] if std else ():
+        nn.init.normal_(layer.weight, std=std)
     return nn.Sequential(*layers)
+
+
+def planted(model: nn.Module, name: str, value: float, where: Any = ...) -> nn.Module:
+    """Write a value into numbers of a parameter."""
+    with torch.no_grad():
+        model.get_parameter(name)[where] = value
+    return model
+
+
+def frozen(model: nn.Sequential, *numbers: int) -> nn.Module:
+    for number in numbers:
+        model[number].requires_grad_(requires_grad=False)
+    return model
 
 
 def own(code: Callable[..., Any], *shape: int) -> Net:
@@ -209,9 +224,7 @@ class TestHealthy:
         assert found(camkit.diagnose(camkit.load_model(name).module, torch.randn(8, 3, 128, 128))) == []
 
     def test_zero_heads_are_a_remark(self) -> None:
-        model = small()
-        nn.init.zeros_(model[-1].weight)
-        result = camkit.diagnose(model, pictures())
+        result = camkit.diagnose(planted(small(), "11.weight", 0), pictures())
         assert found(result) == []
         assert any("'11'" in remark and "zero" in remark for remark in result.remarks)
 
@@ -223,17 +236,17 @@ class TestHealthy:
         assert found(camkit.diagnose(model, pictures(), training=True)) == [("frozen", "0")]
 
     def test_a_sure_sigmoid_at_the_end(self) -> None:
-        model = nn.Sequential(small(norm=False), nn.Sigmoid())
-        nn.init.constant_(model[0][-1].bias, -20)
-        assert [kind for kind, _ in found(camkit.diagnose(model, pictures()))] == []
+        model = planted(nn.Sequential(small(norm=False), nn.Sigmoid()), "0.8.bias", -20)
+        assert found(camkit.diagnose(model, pictures())) == []
+
+    def test_a_few_sigmoids(self) -> None:
+        assert found(camkit.diagnose(stack(nn.Sigmoid, 3), pictures())) == []
 
 
 class TestPlanted:
     @pytest.mark.parametrize("number", [1, 8])
     def test_a_dead_relu(self, number: int) -> None:
-        model = small(norm=False)
-        nn.init.constant_(model[2].bias, -100)
-        result = camkit.diagnose(model, pictures(number))
+        result = camkit.diagnose(planted(small(norm=False), "2.bias", -100), pictures(number))
         finding = only(result, "dead")
         assert finding.layer == "3"
         assert "16 of 16 channels" in finding.text
@@ -244,10 +257,7 @@ class TestPlanted:
 
     @pytest.mark.parametrize("number", [1, 8])
     def test_a_few_dead_channels(self, number: int) -> None:
-        model = small()
-        with torch.no_grad():
-            model[4].bias[[2, 5]] = -50
-        result = camkit.diagnose(model, pictures(number))
+        result = camkit.diagnose(planted(small(), "4.bias", -50, [2, 5]), pictures(number))
         assert found(result) == [("dead", "5")]
         assert "channel 2, 5" in result.findings[0].text
         assert set(result["5"].off) == {2, 5}
@@ -267,77 +277,53 @@ class TestPlanted:
         first = own(lambda conv, inputs: end(conv(inputs)), 3, 32, 3)
         model = nn.Sequential(first, nn.Conv2d(32, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
         assert found(camkit.diagnose(model, pictures(), training=True)) == []
-        with torch.no_grad():
-            model[0].conv.bias[:29] = -50
-        result = camkit.diagnose(model, pictures(), training=True)
+        result = camkit.diagnose(planted(model, "0.conv.bias", -50, slice(29)), pictures(), training=True)
         assert result["0"].dead == tuple(range(29))
         assert found(result) == [("dead", "0")]
 
     def test_a_relu_of_tokens(self) -> None:
         model = nn.Sequential(nn.Flatten(2), nn.Linear(256, 32), nn.ReLU(), nn.Linear(32, 8), nn.Flatten())
-        with torch.no_grad():
-            model[1].bias[7] = -100
-        result = camkit.diagnose(model, pictures())
+        result = camkit.diagnose(planted(model, "1.bias", -100, 7), pictures())
         assert result["2"].channels == 32
         assert result["2"].dead == (7,)
 
-    def test_gradients_that_vanish(self) -> None:
-        result = camkit.diagnose(stack(nn.Sigmoid, 30), pictures())
-        finding = only(result, "vanishing")
-        assert finding.layer == "1"
-        assert len(finding.layers) > 30
-        assert found(camkit.diagnose(stack(nn.Sigmoid, 3), pictures())) == []
 
-    def test_gradients_that_explode(self) -> None:
-        model = stack(nn.ReLU, 20)
-        for layer in model:
-            if isinstance(layer, nn.Linear):
-                nn.init.normal_(layer.weight, std=2.0)
-        finding = only(camkit.diagnose(model, pictures()), "exploding")
-        assert finding.layer == "1"
+FAULTS: dict[str, tuple[Callable[[], nn.Module], str, tuple[str, ...], str]] = {
+    "gradients that vanish": (
+        lambda: stack(nn.Sigmoid, 30), "vanishing", tuple(map(str, range(1, 32))), "the gradient's norm falls",
+    ),
+    "gradients that explode": (lambda: stack(nn.ReLU, 20, std=2.0), "exploding", ("1",), "the gradient's norm grows"),
+    "a flat sigmoid": (lambda: planted(stack(nn.Sigmoid, 3), "3.bias", 300), "saturated", ("4",), "function is flat"),
+    "a flat tanh": (lambda: planted(stack(nn.Tanh, 3), "3.bias", 300), "saturated", ("4",), "function is flat"),
+    "frozen layers": (lambda: frozen(small(), 0, 3), "frozen", ("0", "3"), "do not require gradients"),
+    "NaN of a layer": (
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), own(root), nn.Conv2d(8, 4, 1), nn.Conv2d(4, 4, 1)),
+        "nan", ("1", "2", "3"), "its input has none",
+    ),
+    "NaN in weights": (
+        lambda: planted(small(), "3.weight", math.nan, (0, 0, 0, 0)), "nan", ("3",), "parameters hold NaN",
+    ),
+    "NaN in a block's own code": (
+        lambda: nn.Sequential(nn.Conv2d(3, 16, 3), own(lambda conv, inputs: conv(inputs.log()), 16, 4, 1)),
+        "nan", ("1",), "passes it to '1.conv'",
+    ),
+    "NaN on the way back": (
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), own(root), nn.Conv2d(8, 4, 1)), "nan", ("1",), "gradient",
+    ),
+    "infinity": (lambda: planted(small(norm=False), "2.weight", 3e38), "infinity", ("2",), ""),
+}  # fmt: skip
 
-    @pytest.mark.parametrize("kind", [nn.Sigmoid, nn.Tanh])
-    def test_saturation(self, kind: Callable[[], nn.Module]) -> None:
-        model = stack(kind, 3)
-        with torch.no_grad():
-            model[3].weight.mul_(300)
-        finding = only(camkit.diagnose(model, pictures()), "saturated")
-        assert finding.layer == "4"
 
-    def test_frozen_layers(self) -> None:
-        model = small()
-        for number in (0, 3):
-            model[number].requires_grad_(requires_grad=False)
-        assert only(camkit.diagnose(model, pictures()), "frozen").layers == ("0", "3")
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_found_where_it_begins(name: str) -> None:
+    make, kind, layers, said = FAULTS[name]
+    finding = only(camkit.diagnose(make(), pictures()), kind)
+    assert finding.layers[: len(layers)] == layers
+    assert said in finding.text
 
-    def test_nan_in_a_layer_its_weights_or_a_blocks_own_code(self) -> None:
-        model = nn.Sequential(nn.Conv2d(3, 8, 3), own(root), nn.Conv2d(8, 4, 1), nn.Conv2d(4, 4, 1))
-        finding = only(camkit.diagnose(model, pictures()), "nan")
-        assert finding.layers == ("1", "2", "3")
-        assert "its input has none" in finding.text
-        model = small()
-        with torch.no_grad():
-            model[3].weight[0, 0, 0, 0] = math.nan
-        finding = only(camkit.diagnose(model, pictures()), "nan")
-        assert finding.layer == "3"
-        assert "parameters hold NaN" in finding.text
-        model = nn.Sequential(nn.Conv2d(3, 16, 3), own(lambda conv, inputs: conv(inputs.log()), 16, 4, 1))
-        finding = only(camkit.diagnose(model, pictures()), "nan")
-        assert finding.layer == "1"
-        assert "passes it to '1.conv'" in finding.text
 
-    def test_nan_in_the_pictures_infinity_and_nan_on_the_way_back(self) -> None:
-        inputs = pictures()
-        inputs[0, 0, 0, 0] = math.nan
-        assert only(camkit.diagnose(small(), inputs), "nan").layer == ""
-        model = small(norm=False)
-        with torch.no_grad():
-            model[2].weight.fill_(3e38)
-        assert only(camkit.diagnose(model, pictures()), "infinity").layer == "2"
-        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), own(root), nn.Conv2d(8, 4, 1))
-        finding = only(camkit.diagnose(model, pictures()), "nan")
-        assert finding.layer == "1"
-        assert "gradient" in finding.text
+def test_nan_in_the_pictures_is_no_layers_fault() -> None:
+    assert only(camkit.diagnose(small(), pictures().sqrt()), "nan").layer == ""
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -507,11 +493,8 @@ class TestCommand:
 
 
 def test_the_picture_draws_what_is_wrong() -> None:
-    model = small()
-    healthy = camkit.diagnose(model, pictures()).sheet()
-    with torch.no_grad():
-        model[3].weight[0, 0, 0, 0] = math.nan
-    broken = camkit.diagnose(model, pictures()).sheet()
+    healthy = camkit.diagnose(small(), pictures()).sheet()
+    broken = camkit.diagnose(planted(small(), "3.weight", math.nan, (0, 0, 0, 0)), pictures()).sheet()
     red = [int(((drawn[..., 0] > 180) & (drawn[..., 1] < 60)).sum()) for drawn in (healthy, broken)]
     assert red[0] == 0
     assert red[1] > 500
