@@ -31,36 +31,20 @@ def chat(mark: str = "<image>") -> dict[str, str]:
 
 
 def tokenizer(*, named: bool = True, framed: bool = False, unknown: str = "<unk>", **special: str) -> Any:
-    """Return a tokenizer with further special tokens, each under a name.
-
-    Args:
-        named: give the token of a picture a name.
-        framed: put texts between a start and an end, as BERT's.
-        unknown: the token of unknown words.
-        special: names and tokens.
-    """
+    """Return a tokenizer with further special tokens under names; ``framed`` puts texts between a start and an end."""
     made = tokenizer_for([WORDS] * 50).backend_tokenizer
     if framed:
         ends = [(token, made.token_to_id(token)) for token in ("<s>", "</s>")]
         made.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
-    return hf.PreTrainedTokenizerFast(
-        tokenizer_object=made,
-        unk_token=unknown,
-        pad_token="<pad>",
-        bos_token="<s>",
-        eos_token="</s>",
-        extra_special_tokens={**(TOKENS if named else {}), **special},
-    )
+    tokens = {"unk_token": unknown, "pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+    extra = {**(TOKENS if named else {}), **special}
+    return hf.PreTrainedTokenizerFast(tokenizer_object=made, **tokens, extra_special_tokens=extra)
 
 
 def ids(words: Any) -> dict[str, Any]:
     """Return the vocabulary's size, and the ids of the tokens that all models have."""
-    return {
-        "vocab_size": len(words),
-        "pad_token_id": words.pad_token_id,
-        "bos_token_id": words.bos_token_id,
-        "eos_token_id": words.eos_token_id,
-    }
+    known = {name: getattr(words, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+    return {"vocab_size": len(words), **known}
 
 
 SIZES: dict[str, Any] = {
@@ -339,10 +323,8 @@ def _encoder_decoder(encoder: Any, decoder: Any, words: Any) -> Any:
 def trocr() -> tuple[Any, Any]:
     """A ViT of two extra tokens, and a decoder that attends to its output."""
     words = tokenizer()
-    decoder = hf.TrOCRConfig(
-        d_model=32, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=48, max_position_embeddings=64,
-        cross_attention_hidden_size=24, **ids(words),
-    )  # fmt: skip
+    sizes = {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48}
+    decoder = hf.TrOCRConfig(**sizes, max_position_embeddings=64, cross_attention_hidden_size=24, **ids(words))
     model = _encoder_decoder(hf.DeiTConfig(**VIEW), decoder, words)
     return model, hf.TrOCRProcessor(hf.ViTImageProcessorPil(**SQUARE), words)
 

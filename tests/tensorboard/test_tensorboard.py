@@ -99,11 +99,11 @@ def watched(tmp_path_factory):
 
     with TrainingWatch(net, batch()[0][:5], folder, every=3) as watch:
         train(net, 7, watch, note)
-    return folder, noted, net
+    return read(folder), noted, net
 
 
 def test_the_first_and_every_nth_step_are_recorded_with_the_tags_of_the_guide(watched):
-    events = read(watched[0])
+    events, noted, _ = watched
     tags = events.Tags()
 
     assert tags["graph"]
@@ -112,7 +112,7 @@ def test_the_first_and_every_nth_step_are_recorded_with_the_tags_of_the_guide(wa
     for tag in ("heat", "features/5"):
         assert steps_of(events.Images(tag)) == [1, 4, 7]
     assert steps_of(events.Histograms("activations/0")) == [1, 4, 7]
-    assert [step for step, each in watched[1].items() if each["hooked"]] == [1, 4, 7]
+    assert [step for step, each in noted.items() if each["hooked"]] == [1, 4, 7]
     assert [each.value for each in events.Scalars("dead_share/5")] == pytest.approx([3 / 12] * 3)
     guide = (Path(__file__).parents[2] / "docs/diagnose.md").read_text("utf-8").partition("## Watch a training\n")[2]
     written = [*tags["histograms"], *tags["images"], *tags["scalars"], "nonfinite/"]
@@ -122,8 +122,7 @@ def test_the_first_and_every_nth_step_are_recorded_with_the_tags_of_the_guide(wa
 
 
 def test_gradient_norms_are_those_of_the_parameters(watched):
-    folder, noted, _ = watched
-    events = read(folder)
+    events, noted, _ = watched
 
     for found in events.Scalars("gradient_norm"):
         assert found.value == pytest.approx(math.sqrt(sum(noted[found.step]["squares"].values())), rel=1e-5)
@@ -133,8 +132,7 @@ def test_gradient_norms_are_those_of_the_parameters(watched):
 
 
 def test_histograms_hold_the_values(watched):
-    folder, noted, net = watched
-    events = read(folder)
+    events, noted, net = watched
 
     for found in events.Histograms("weight_gradients/0.weight"):
         values = noted[found.step]["first"].double().numpy().ravel()
@@ -163,27 +161,31 @@ def test_activations_and_their_gradients_are_those_of_the_step(tmp_path):
         assert told.sum_squares == pytest.approx(float(values.double().square().sum()), rel=1e-4)
 
 
-def test_the_maps_of_the_deepest_layer_are_drawn_if_a_finer_one_sharpens_the_heat(tmp_path):
-    torch.manual_seed(0)
-    net = classifier(nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(), nn.Conv2d(4, 4, 3, 2, 1), nn.ReLU(), classes=3)
-    assert camkit.explain(net, batch()[0][0]).layer == "1+3"
-
-    assert "features/3" in watched_steps(tmp_path, net).Tags()["images"]
+def two_grids():
+    return classifier(nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(), nn.Conv2d(4, 4, 3, 2, 1), nn.ReLU(), classes=3)
 
 
-def test_heat_that_reads_no_layer_has_no_sheet_of_maps(tmp_path):
-    torch.manual_seed(0)
-    size = {"image_size": 24, "patch_size": 8, "hidden_dim": 16, "mlp_dim": 16}
-    net = torchvision.models.VisionTransformer(**size, num_layers=2, num_heads=2, num_classes=3)
+def transformer():
+    sizes = {"image_size": 24, "patch_size": 8, "hidden_dim": 16, "mlp_dim": 16}
+    net = torchvision.models.VisionTransformer(**sizes, num_layers=2, num_heads=2, num_classes=3)
     nn.init.normal_(net.heads[0].weight)
-    assert camkit.explain(net, batch()[0][0]).layer == "whole model"
+    return net
 
-    assert watched_steps(tmp_path, net).Tags()["images"] == ["heat"]
+
+@pytest.mark.parametrize(
+    ("make", "layer", "drawn"), [(two_grids, "1+3", ["heat", "features/3"]), (transformer, "whole model", ["heat"])]
+)
+def test_the_maps_of_the_deepest_layer_are_drawn_if_the_heat_reads_a_layer(tmp_path, make, layer, drawn):
+    torch.manual_seed(0)
+    net = make()
+    assert camkit.explain(net, batch()[0][0]).layer == layer
+    assert watched_steps(tmp_path, net).Tags()["images"] == drawn
 
 
 def test_pictures_are_a_grid_of_the_heat_and_a_sheet_of_maps(watched):
-    (*_, sheet), (*_, maps) = (pictures_in(read(watched[0]), tag) for tag in ("heat", "features/5"))
-    pictures, net = batch()[0][:5], watched[2]  # as it was after the last step
+    events, _, net = watched  # as it was after the last step
+    (*_, sheet), (*_, maps) = (pictures_in(events, tag) for tag in ("heat", "features/5"))
+    pictures = batch()[0][:5]
 
     # a title, and two rows for five pictures and their captions
     assert sheet.shape == (24 + 2 * 268 + 4, 3 * 228 + 4, 3)
@@ -491,7 +493,7 @@ def test_the_callback_of_lightning_watches_a_training(tmp_path):
 @pytest.fixture
 def served(watched):
     """Serve TensorBoard itself on loopback."""
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(watched[0])]
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", watched[0].path]
     running = subprocess.Popen(
         [*command, "--host", "127.0.0.1", "--port", "0", "--load_fast", "false"],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
