@@ -352,9 +352,6 @@ def score_for(loss: Loss | None, labels: Any, module: nn.Module) -> NamedLoss:
     return score
 
 
-# --- the usual loss for labels of a certain shape and certain values
-
-
 _IGNORED = -100
 """The label that PyTorch's cross entropy leaves out."""
 

@@ -109,9 +109,6 @@ def hooks_in(model: nn.Module) -> list[Any]:
     return of_modules + [hook for one in model.parameters() for hook in (one._backward_hooks or {}).values()]
 
 
-# --- recorded outputs and gradients are those of retain_grad() and of the full backward hook
-
-
 def kept_by_hand(model: nn.Module, inputs: Tensor) -> dict[str, list[tuple[list[Tensor], Tensor, Tensor]]]:
     """Return inputs, outputs and gradients by layer, from ``retain_grad`` on outputs that nothing changes in place."""
     given: dict[str, list[list[Tensor]]] = {}
@@ -240,9 +237,6 @@ def test_a_view_that_is_changed_in_place_has_no_gradient_and_says_so(view: nn.Mo
     assert torch.equal(in_place["2"].gradient, whole["2"].gradient)
     assert torch.equal(*weights)
     assert not hooks_in(net)
-
-
-# --- layers that return what other code uses too
 
 
 class Returning(nn.Module):
@@ -387,9 +381,6 @@ def test_the_output_of_a_layer_that_returns_its_input_can_be_changed_in_place(na
     assert not net.stem.weight.grad.any()
 
 
-# --- runs, their names and numbers
-
-
 def test_a_layer_that_runs_three_times_gives_three_entries() -> None:
     model = network("thrice")
     with record(model, ["stem", "conv"]) as recording:
@@ -419,9 +410,6 @@ def test_a_module_with_two_names_is_found_under_both() -> None:
             net[:3](torch.ones(1, 4))
         assert list(recording) == ["0"]
         assert recording["again"] is recording["0"]
-
-
-# --- whatever a layer takes and returns
 
 
 class Pair(NamedTuple):
@@ -459,9 +447,6 @@ def test_structures_are_kept(form: str) -> None:
     assert torch.equal(pick(call.output), pick(output))
     assert torch.equal(pick(call.gradient), 2 * pick(output).detach())
     assert not pick(call.output).requires_grad
-
-
-# --- backward passes
 
 
 def test_each_backward_pass_gives_one_gradient() -> None:
@@ -562,9 +547,6 @@ def test_calls_repeated_by_checkpointing_are_not_counted(use_reentrant: bool) ->
                 _ = again[key].gradient
         else:
             assert torch.equal(call.gradient, again[key].gradient)
-
-
-# --- edits of outputs
 
 
 def test_one_call_is_edited_in_every_pass() -> None:
@@ -687,9 +669,6 @@ def test_edits_apply_to_calls_repeated_by_checkpointing(use_reentrant: bool) -> 
     model = checkpointed(use_reentrant)
     with edit(model, {"block.0#1": scale(2.0)}), pytest.raises(LayerError, match="runs again in the backward pass"):
         model(torch.ones(1, 4)).sum().backward()
-
-
-# --- edits of gradients
 
 
 def test_an_edited_gradient_changes_all_gradients_before_it() -> None:
@@ -817,9 +796,6 @@ def test_a_parameter_that_two_layers_share_is_edited_once_under_either_name() ->
         assert torch.equal(net[0].weight.grad, 0.5 * plain)
 
 
-# --- nothing is left
-
-
 @contextmanager
 def everything(model: nn.Module) -> Iterator[Any]:
     with (
@@ -897,9 +873,6 @@ def test_long_trainings_accumulate_nothing() -> None:
     assert 300 <= len(hooks._handles) < 1000
     hooks.remove()
     assert not any(tensor._backward_hooks for tensor in living)
-
-
-# --- threads, compiled modules, TorchScript
 
 
 def test_two_threads_record_and_edit_the_same_model() -> None:

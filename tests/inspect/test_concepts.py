@@ -115,9 +115,6 @@ def test_volumes_have_maps_and_no_drawing() -> None:
         found.overlay()
 
 
-# --- the drawing
-
-
 def test_each_pixel_has_the_colour_of_its_strongest_concept() -> None:
     picture, blobs = two_blobs()
     found = camkit.factorise(one_channel_each(), picture, 2, "layer")
@@ -157,9 +154,6 @@ def test_the_shell_draws_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert file.name == "plane-sky.3-concepts.features.png"
 
 
-# --- what is refused
-
-
 @pytest.mark.parametrize(
     ("options", "kind", "words"),
     [
@@ -191,9 +185,6 @@ def test_several_layers_and_numbers_that_are_not_finite_are_refused() -> None:
         found.overlay(1)
     with pytest.raises(InputError, match="alpha must be a weight between 0 and 1, not 2"):
         found.overlay(alpha=2.0)
-
-
-# --- grad-cam
 
 
 @pytest.mark.extended

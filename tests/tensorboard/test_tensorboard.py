@@ -538,9 +538,6 @@ def test_without_tensorboard_the_sentence_says_what_to_install(tmp_path, monkeyp
     assert "\n" not in str(caught.value)
 
 
-# --- what commands and results write
-
-
 def said(events, tag):
     return events.Tensors(f"{tag}/text_summary")[0].tensor_proto.string_val[0].decode()
 
