@@ -510,18 +510,18 @@ def edit(model: nn.Module, edits: Mapping[Selector, Callable[[Any], Any]]) -> It
     [[0.0]]
 
     """
-    with _editing(model, [_Edit.of_layers(model, key, change) for key, change in edits.items()], _replaced, Scope()):
+
+    def replaced(edit: _Edit, name: str, _: nn.Module, output: Any) -> Any:
+        edit.applied = True
+        changed = edit.change(output)
+        if changed is None and output is not None:
+            raise LayerError(
+                f"the function that edits layer {name!r} returned None; it must return what the model continues with"
+            )
+        return changed
+
+    with _editing(model, [_Edit.of_layers(model, key, change) for key, change in edits.items()], replaced, Scope()):
         yield
-
-
-def _replaced(edit: _Edit, name: str, _: nn.Module, output: Any) -> Any:
-    edit.applied = True
-    replaced = edit.change(output)
-    if replaced is None and output is not None:
-        raise LayerError(
-            f"the function that edits layer {name!r} returned None; it must return what the model continues with"
-        )
-    return replaced
 
 
 @contextmanager

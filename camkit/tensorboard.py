@@ -44,7 +44,7 @@ from camkit.inspect.diagnosis import prepared_batch
 from camkit.inspect.feature_maps import feature_maps
 from camkit.inspect.layer_statistics import RELUS, LayerPass, TensorStatistics, statistics
 from camkit.layers.names import THE_MODEL, Layers, Selector, find_layers, parameters_by_name
-from camkit.methods import SHARPENED, MethodLike, find_method
+from camkit.methods import AUTO, SHARPENED, MethodLike, find_method
 from camkit.models import Labels, as_model
 from camkit.models.loaded import as_labels
 from camkit.models.modules import spatial_rank, unwrapped
@@ -165,8 +165,7 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
     def _check_explaining(self) -> None:
         """Check what will be explained before the training starts, rather than at the first recorded step."""
         options = self._explain_options
-        if options["method"] is not None:
-            find_method(options["method"])
+        find_method(AUTO if options["method"] is None else options["method"])
         if not self._images:
             raise InputError("a watch needs at least one picture")
         as_targets(options["target"], as_labels(options["labels"]))

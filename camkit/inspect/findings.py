@@ -210,23 +210,12 @@ def _dead_text(row: LayerStatistics, pictures: int) -> str:
         far = f"{count} of them stay far below zero, as after a large negative bias"
         # Channels that a sentence lists
         return f"{what} {'silent' if few else 'dead'} on {batch}, and {far}: channel {first_of(row.off, 6)}"
-    if not few and dead / row.channels > chance_silent(row.channels):
+    # If all pictures look alike to a layer, as in the deep layers of a fresh network, each channel has the same sign
+    # for all of them. Chance then silences half of the channels, with the spread of as many coin tosses: the limit lies
+    # three standard deviations above half.
+    if not few and dead / row.channels > 0.5 + 3.0 * 0.5 / math.sqrt(row.channels):
         return f"{what} dead on {batch}: zero in every cell of each, so they get no gradient"
     return ""
-
-
-def chance_silent(channels: int) -> float:
-    """Return the share of a layer's channels that chance alone may silence.
-
-    If all pictures look alike to a layer, as in the deep layers of a fresh network, each channel has the same sign for
-    all of them. Then half of the channels are silent, with the spread of as many coin tosses. The limit lies three
-    standard deviations above half.
-
-    >>> chance_silent(64), chance_silent(16), chance_silent(4)
-    (0.6875, 0.875, 1.0)
-    """
-    # How many standard deviations above half of the channels may be silent by chance
-    return min(1.0, 0.5 + 3.0 * 0.5 / math.sqrt(channels))
 
 
 def _frozen(rows: Sequence[LayerStatistics], *, to_train: bool) -> list[Finding]:
