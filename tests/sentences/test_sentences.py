@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from results import assert_is_a_result
+from scipy.ndimage import generic_filter
 from scipy.optimize import minimize_scalar
 from unchanged import unchanged
 
@@ -152,6 +153,14 @@ def test_rows_of_attention_are_those_of_the_eager_attention(llava, picture):
     assert found[2].explanation.unit == "Share of attention"
 
 
+def ranked(window):
+    window = np.sort(window)
+    if not window.any():
+        return 0
+    weights = np.exp(-(np.arange(-4, 5) ** 2) / 2 / (window.std() / window.mean()) ** 2)
+    return (weights * window).sum() / weights.sum()
+
+
 def test_token_activation_maps_follow_the_paper(llava, picture):
     """The slow reference computes each earlier token's map, fits the multiple by search, and filters cell by cell."""
     model, processor = llava
@@ -173,15 +182,7 @@ def test_token_activation_maps_follow_the_paper(llava, picture):
             best = minimize_scalar(lambda multiple, own=own, mean=mean: ((own - multiple * mean) ** 2).sum()).x
             maps.append(np.maximum(own - best * mean, 0))
         side = round(len(picture_tokens) ** 0.5)
-        cells = np.pad(np.mean(maps, 0).reshape(side, side), 1, mode="reflect")
-        expected = np.zeros((side, side))
-        for row in range(side):
-            for column in range(side):
-                window = np.sort(cells[row : row + 3, column : column + 3].ravel())
-                if not window.any():
-                    continue
-                weights = np.exp(-(np.arange(-4, 5) ** 2) / 2 / (window.std() / window.mean()) ** 2)
-                expected[row, column] = (weights * window).sum() / weights.sum()
+        expected = generic_filter(np.mean(maps, 0).reshape(side, side), ranked, 3, mode="mirror")
         np.testing.assert_allclose(word.explanation.raw, expected, atol=1e-5)
         drawn_maps.append(expected)
     assert any(each.any() for each in drawn_maps)
