@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from camkit.engine.attach import State, backward_pass, contiguous_gradients, precise, tensors_in
+from camkit.engine.attach import backward_pass, contiguous_gradients, precise, tensors_in
 from camkit.engine.guard import interruptible, same_requirements, undisturbed
 from camkit.engine.passes import quiet_pass
 from camkit.explaining.explanation import finite_or_none
@@ -356,7 +356,7 @@ class LayerPass(NumberedCalls):
         super().__init__(model, layers, gradients=True, acts=acts)
         self._measure, self._closely, self._follows = measure, closely, follows
         self.broken: list[str] = []
-        self._last: tuple[Tensor, State, TensorStatistics | None] | None = None
+        self._last: tuple[Tensor, int, TensorStatistics | None] = torch.empty(0), 0, None
         self._axis, axis = 0, 1
         self._axes: dict[str, int] = {}
         for name, module in modules_by_name(model).items():
@@ -419,12 +419,22 @@ class LayerPass(NumberedCalls):
     def _measured(self, tensor: Tensor) -> TensorStatistics | None:
         """Return a tensor's statistics, the same object if it comes twice in a row; None for whole numbers.
 
-        It comes twice if a block returns what its last layer returned.
+        It comes twice, perhaps in another shape, if a block returns what its last layer returned.
         """
         if not _has_fractions(tensor):
             return None
-        if self._last is None or self._last[1].changed() or not _is_same(self._last[0], tensor):
-            self._last = tensor.detach(), State.of(tensor), self._measure(tensor.detach())
+        last, last_version, _ = self._last
+        version = 0 if tensor.is_inference() else tensor._version  # an in-place change raises it
+        is_same = (
+            version == last_version
+            and tensor.layout is last.layout is torch.strided
+            and tensor.numel() == last.numel() > 0
+            and tensor.dtype == last.dtype
+            and tensor.device == last.device
+            and tensor.data_ptr() == last.data_ptr() != 0
+        )
+        if not is_same:
+            self._last = tensor.detach(), version, self._measure(tensor.detach())
         return self._last[2]
 
 
@@ -437,17 +447,6 @@ def channel_axis(module: nn.Module, before: int) -> int:
 
 def _has_fractions(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _is_same(tensor: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors are the same memory, in whatever shape."""
-    return (
-        tensor.layout is other.layout is torch.strided
-        and tensor.numel() == other.numel() > 0
-        and tensor.dtype == other.dtype
-        and tensor.device == other.device
-        and tensor.data_ptr() == other.data_ptr() != 0
-    )
 
 
 def _comes_from_relu(tensor: Tensor) -> bool:
