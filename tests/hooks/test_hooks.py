@@ -251,15 +251,6 @@ class Returning(nn.Module):
         return self.body(*args, **kwargs)
 
 
-class Token(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.token = nn.Parameter(torch.linspace(-1, 1, 4)[:, None, None])
-
-    def forward(self, _: Tensor) -> Tensor:
-        return self.token
-
-
 def beside(layer: nn.Module, use: Callable[[nn.Module, Tensor], Tensor]) -> Net:
     """Return a network that uses a tensor in a layer and beside it."""
     return Net(lambda net, x: use(net.layer, net.stem(x)), stem=nn.Conv2d(3, 4, 3), layer=layer)
@@ -287,7 +278,10 @@ RETURNING: dict[str, Callable[[], Net]] = {
         Returning(lambda x: {"maps": [x]}), lambda layer, x: 3 * layer(x)["maps"][0] + x.sin()
     ),
     "a dataclass": lambda: beside(Returning(Held), lambda layer, x: 3 * layer(x).maps + x.sin()),
-    "a parameter": lambda: beside(Token(), lambda layer, x: layer(x) * x.sin() + layer.token),
+    "a parameter": lambda: beside(
+        Net(lambda net, _: net.token, token=nn.Parameter(torch.linspace(-1, 1, 4)[:, None, None])),
+        lambda layer, x: layer(x) * x.sin() + layer.token,
+    ),
     "called twice": lambda: beside(nn.Identity(), lambda layer, x: 3 * layer(x) + layer(x).sin()),
 }
 
