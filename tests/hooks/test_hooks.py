@@ -933,8 +933,9 @@ def test_torchscript_is_refused() -> None:
 
 def test_a_recording_shows_itself_on_one_line_and_in_a_notebook():
     net = nn.Sequential(nn.LSTM(3, 4, batch_first=True))
+    net.add_module("<b>", nn.Identity())
     with (
-        record(net, "0", gradients=True) as recording,
+        record(net, "*", gradients=True) as recording,
         record(net, "0", reduce=lambda tensor: float(tensor.mean())) as statistics,
         record(net, "0", outputs=False) as nothing,
     ):
@@ -942,10 +943,11 @@ def test_a_recording_shows_itself_on_one_line_and_in_a_notebook():
         net(torch.ones(2, 5, 3))[0].sum().backward()
         net(torch.ones(2, 5, 3))
 
-    assert repr(recording) == "<Recording of 2 calls: '0#1', '0#2'>"
+    assert repr(recording) == "<Recording of 4 calls: '0#1', '<b>#1', '0#2', ...>"
     assert repr(recording["0#1"]) == "<Call 0#1 with output (2, 5, 4), (1, 2, 4), (1, 2, 4)>"
-    assert recording.table()[1] == {"call": "0#2", "output": "(2, 5, 4), (1, 2, 4), (1, 2, 4)", "backward passes": 0}
+    assert recording.table()[2] == {"call": "0#2", "output": "(2, 5, 4), (1, 2, 4), (1, 2, 4)", "backward passes": 0}
     assert recording.table()[0]["backward passes"] == 1
-    assert recording._repr_html_().count("<tr>") == 3
+    assert "<td>&lt;b&gt;#1</td>" in recording._repr_html_()
+    assert "<b>" not in recording._repr_html_()
     assert "\n" not in repr(statistics["0#1"])
     assert repr(nothing["0#1"]) == "<Call 0#1 with output not recorded>"

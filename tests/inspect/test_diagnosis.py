@@ -239,8 +239,9 @@ class TestHealthy:
         model = planted(nn.Sequential(small(norm=False), nn.Sigmoid()), "0.8.bias", -20)
         assert found(camkit.diagnose(model, pictures())) == []
 
-    def test_a_few_sigmoids(self) -> None:
+    def test_few_sigmoids_and_many(self) -> None:
         assert found(camkit.diagnose(stack(nn.Sigmoid, 3), pictures())) == []
+        assert len(only(camkit.diagnose(stack(nn.Sigmoid, 30), pictures()), "vanishing").layers) > 30
 
 
 class TestPlanted:
@@ -288,11 +289,9 @@ class TestPlanted:
         assert result["2"].dead == (7,)
 
 
-FAULTS: dict[str, tuple[Callable[[], nn.Module], str, tuple[str, ...], str]] = {
-    "gradients that vanish": (
-        lambda: stack(nn.Sigmoid, 30), "vanishing", tuple(map(str, range(1, 32))), "the gradient's norm falls",
-    ),
-    "gradients that explode": (lambda: stack(nn.ReLU, 20, std=2.0), "exploding", ("1",), "the gradient's norm grows"),
+FAULTS: dict[str, tuple[Callable[[], nn.Module], str, str | tuple[str, ...], str]] = {
+    "gradients that vanish": (lambda: stack(nn.Sigmoid, 30), "vanishing", "1", "the gradient's norm falls"),
+    "gradients that explode": (lambda: stack(nn.ReLU, 20, std=2.0), "exploding", "1", "the gradient's norm grows"),
     "a flat sigmoid": (lambda: planted(stack(nn.Sigmoid, 3), "3.bias", 300), "saturated", ("4",), "function is flat"),
     "a flat tanh": (lambda: planted(stack(nn.Tanh, 3), "3.bias", 300), "saturated", ("4",), "function is flat"),
     "frozen layers": (lambda: frozen(small(), 0, 3), "frozen", ("0", "3"), "do not require gradients"),
@@ -301,16 +300,16 @@ FAULTS: dict[str, tuple[Callable[[], nn.Module], str, tuple[str, ...], str]] = {
         "nan", ("1", "2", "3"), "its input has none",
     ),
     "NaN in weights": (
-        lambda: planted(small(), "3.weight", math.nan, (0, 0, 0, 0)), "nan", ("3",), "parameters hold NaN",
+        lambda: planted(small(), "3.weight", math.nan, (0, 0, 0, 0)), "nan", "3", "parameters hold NaN",
     ),
     "NaN in a block's own code": (
         lambda: nn.Sequential(nn.Conv2d(3, 16, 3), own(lambda conv, inputs: conv(inputs.log()), 16, 4, 1)),
-        "nan", ("1",), "passes it to '1.conv'",
+        "nan", "1", "passes it to '1.conv'",
     ),
     "NaN on the way back": (
         lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), own(root), nn.Conv2d(8, 4, 1)), "nan", ("1",), "gradient",
     ),
-    "infinity": (lambda: planted(small(norm=False), "2.weight", 3e38), "infinity", ("2",), ""),
+    "infinity": (lambda: planted(small(norm=False), "2.weight", 3e38), "infinity", "2", ""),
 }  # fmt: skip
 
 
@@ -318,7 +317,7 @@ FAULTS: dict[str, tuple[Callable[[], nn.Module], str, tuple[str, ...], str]] = {
 def test_a_planted_fault_is_found_where_it_begins(name: str) -> None:
     make, kind, layers, said = FAULTS[name]
     finding = only(camkit.diagnose(make(), pictures()), kind)
-    assert finding.layers[: len(layers)] == layers
+    assert layers in (finding.layer, finding.layers)
     assert said in finding.text
 
 
