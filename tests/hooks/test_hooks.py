@@ -525,12 +525,16 @@ def checkpointed(use_reentrant: bool | None) -> Net:
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_calls_repeated_by_checkpointing_are_not_counted(use_reentrant: bool) -> None:
-    found = []
+def test_calls_repeated_by_checkpointing_are_edited_and_not_counted(use_reentrant: bool) -> None:
+    found, inputs = [], torch.linspace(-1, 1, 8).view(2, 4)
     for mode in (None, use_reentrant):
         model = checkpointed(mode)
-        with record(model, "*", inputs=True, gradients=True) as recording:
-            model(torch.linspace(-1, 1, 8).view(2, 4)).square().sum().backward()
+        with (
+            record(model, "*", inputs=True, gradients=True) as recording,
+            edit(model, {"block.0": lambda maps: 3 * maps.tanh()}),
+            edit_gradients(model, {"block.1": scale(0.5)}),
+        ):
+            model(inputs).square().sum().backward()
         found.append((recording, gradients_of(model)))
     (plain, gradients), (again, other) = found
     assert list(plain) == list(again)
@@ -542,6 +546,12 @@ def test_calls_repeated_by_checkpointing_are_not_counted(use_reentrant: bool) ->
                 _ = again[key].gradient
         else:
             assert torch.equal(call.gradient, again[key].gradient)
+    unedited = checkpointed(None)
+    unedited(inputs).square().sum().backward()
+    assert not torch.equal(gradients["block.0.weight"], unedited.block[0].weight.grad)
+    model = checkpointed(use_reentrant)
+    with edit(model, {"block.0#1": scale(2.0)}), pytest.raises(LayerError, match="runs again in the backward pass"):
+        model(torch.ones(1, 4)).sum().backward()
 
 
 def test_one_call_is_edited_in_every_pass() -> None:
@@ -646,24 +656,6 @@ def test_an_edit_of_a_gradient_that_does_not_come_is_an_error(key: str, reason: 
     off = pytest.raises(LayerError, match="gradients are off")
     with off, torch.no_grad(), edit_gradients(net, {"aside": scale(0.0)}):
         net(torch.randn(3, 4))
-
-
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_edits_apply_to_calls_repeated_by_checkpointing(use_reentrant: bool) -> None:
-    found = []
-    for mode in (None, use_reentrant):
-        model = checkpointed(mode)
-        with edit(model, {"block.0": lambda maps: 3 * maps.tanh()}), edit_gradients(model, {"block.1": scale(0.5)}):
-            output = model(torch.linspace(-1, 1, 8).view(2, 4))
-            output.square().sum().backward()
-        found.append(gradients_of(model))
-    assert_same(*found)
-    unedited = checkpointed(None)
-    unedited(torch.linspace(-1, 1, 8).view(2, 4)).square().sum().backward()
-    assert not torch.equal(found[0]["block.0.weight"], unedited.block[0].weight.grad)
-    model = checkpointed(use_reentrant)
-    with edit(model, {"block.0#1": scale(2.0)}), pytest.raises(LayerError, match="runs again in the backward pass"):
-        model(torch.ones(1, 4)).sum().backward()
 
 
 def test_an_edited_gradient_changes_all_gradients_before_it() -> None:
