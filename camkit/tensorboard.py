@@ -36,7 +36,7 @@ from camkit.engine.attach import backward_pass, starts
 from camkit.engine.guard import eagerly, interruptible
 from camkit.engine.passes import quiet_pass
 from camkit.errors import CamkitError, InputError, OutputError, as_markdown, optional
-from camkit.explaining.explainer import explain
+from camkit.explaining.explainer import explain_many
 from camkit.explaining.explanation import Explanation, ScaleLike
 from camkit.images.prepare import prepare, unbatched
 from camkit.inspect import Diagnosis
@@ -237,8 +237,7 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
         self.close()
 
     def _draw_pictures(self, step: int) -> dict[str, Pixels]:
-        result = explain(self._model, list(self._images), self._layer, **self._explain_options)
-        explanations = result if isinstance(result, list) else [result]
+        explanations = list(explain_many(self._model, self._images, self._layer, **self._explain_options))
         drawn = {"heat": self._heat_sheet(explanations, step)}
         layer = explanations[0].layer
         if explanations[0].method == SHARPENED.name:

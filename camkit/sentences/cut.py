@@ -25,7 +25,7 @@ from camkit.engine.guard import interruptible, undisturbed
 from camkit.errors import ModelError
 
 Entry: TypeAlias = Literal["inputs_embeds", "encoder_hidden_states"]
-ENTRIES: tuple[Entry, ...] = ("inputs_embeds", "encoder_hidden_states")
+"""The arguments with which a decoder may get the picture's tokens."""
 ArgumentPath: TypeAlias = tuple[str] | tuple[str, int]
 """An argument by its name, and the number of a tensor in it if it is a list."""
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from camkit.engine.attach import hooked
 from camkit.errors import ModelError
-from camkit.sentences.cut import ENTRIES, Cut, Entry, OutputCut, attending_by_sdpa, decoder_cut, text_of
+from camkit.sentences.cut import Cut, Entry, OutputCut, attending_by_sdpa, decoder_cut, text_of
 from camkit.sentences.inputs import Inputs, Text
 from camkit.types import Box
 
@@ -294,7 +294,7 @@ def find_cut(
 
 
 def _cuts(model: Any, mine: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[Cut]:
-    """Yield the cut of a known family, or those at the calls that get the picture as one of ``ENTRIES``."""
+    """Yield the cut of a known family, or those at the calls that get the picture as an ``Entry``."""
     called = _OUTPUTS.get(model.config.model_type, "")
     name, _, call = called.partition("#")
     module = dict(model.named_modules()).get(name) if name else None
@@ -363,7 +363,7 @@ def _entries(model: nn.Module, inputs: Mapping[str, Any]) -> list[tuple[nn.Modul
     lengths = {inputs[name].shape[1] for name in ("input_ids", "decoder_input_ids") if name in inputs}
 
     def record(module: nn.Module, _: Any, arguments: dict[str, Any]) -> None:
-        entry = next((name for name in ENTRIES if isinstance(arguments.get(name), Tensor)), None)
+        entry = next((name for name in get_args(Entry) if isinstance(arguments.get(name), Tensor)), None)
         if entry is None or module is model:
             return
         text = arguments[entry] if entry == "inputs_embeds" else arguments.get("input_ids")
