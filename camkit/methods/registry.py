@@ -237,6 +237,10 @@ METHODS: dict[str, Method] = {}
 """Every method by its name, the user's own included."""
 
 
+REFERENCE_TITLES = {"random": "random map", "centre": "centred blob", "colour": "best colour"}
+"""The maps that ``judge`` and ``compare`` show beside those of the methods, as people read their names. No method can
+have one of these names."""
+
 FINE = 8
 """A grid with at least so many cells along each axis is fine enough for a map; 7 x 7 cells, the last grid of most
 networks, are not."""
@@ -312,6 +316,14 @@ def check_name(
         raise kind(f"there is already a {what} {name!r}; choose another name, or pass replace=True for one of yours")
 
 
+def row_taken(name: str) -> MethodError:
+    """Return the refusal of a method whose row in a table would have the name of another row."""
+    return MethodError(
+        f"a method cannot be called {name!r}, because judge has a row of that name; give it another name with "
+        "camkit.register_method"
+    )
+
+
 def register_method(
     name: str,
     *,
@@ -359,7 +371,7 @@ def register_method(
         replace: allow a name that is taken, for example when a notebook cell runs again.
 
     Raises:
-        MethodError: the name is taken or has other characters, or ``needs`` is unknown.
+        MethodError: the name is taken or has other characters, or is that of a reference map; or ``needs`` is unknown.
 
     Examples:
         >>> import camkit
@@ -371,6 +383,8 @@ def register_method(
         'gradient-size'
         >>> del camkit.METHODS["gradient-size"]  # forgets it again
     """
+    if name in REFERENCE_TITLES:
+        raise row_taken(name)
     is_ours = name not in METHODS and known_method(name) is not None
     check_name(name, "method", MethodError, taken=is_ours or (name in METHODS and not replace))
     if needs not in NEEDS:
