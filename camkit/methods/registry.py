@@ -142,7 +142,7 @@ class Method:
     @functools.cached_property
     def reads_gradients(self) -> bool:
         """True if its pass leaves the score's gradients at the layers."""
-        return self.needs in ("gradients", "joined")
+        return self.needs == "gradients"
 
     @functools.cached_property
     def reads_attention(self) -> bool:
@@ -152,7 +152,7 @@ class Method:
     @functools.cached_property
     def shares_pass(self) -> bool:
         """True if it weights what a plain pass leaves at the layer, so that several such methods can share one pass."""
-        alone = self.stages or self.finer or self == AUTO
+        alone = self.stages or self.finer or self in (AUTO, SHARPENED, ODAM)
         return self.needs in ("gradients", "activations") and self.layer and not alone
 
     @functools.cached_property
@@ -246,8 +246,9 @@ FINE = 8
 networks, are not."""
 
 
-def _none(*_: Any) -> Any:
-    """Stand for the weights of a method that a pass of several layers leaves with finished weights."""
+def _finished(_: Tensor, weights: Tensor) -> Tensor:
+    """Return the weights as they are: ``Method.joined`` has computed them."""
+    return weights
 
 
 AUTO = Method(
@@ -256,7 +257,7 @@ AUTO = Method(
     summary="attention relevance if attention runs between all tokens; else gradients at a fine layer",
     paper="",
     needs="gradients",
-    weights=_none,
+    weights=_finished,
     unit="",
 )
 """What ``method="auto"`` means; it is no entry of ``METHODS``, since ``at`` replaces it with one before a pass."""
@@ -267,8 +268,8 @@ SHARPENED = Method(
     title="Grad-CAM, sharpened",
     summary="Grad-CAM at the deepest grid times gradcam-elementwise at a finer one",
     paper="",
-    needs="joined",
-    weights=_none,
+    needs="gradients",
+    weights=_finished,
     unit="Evidence in units of the score",
 )
 """What "auto" takes for most convolutional networks; it is no entry of ``METHODS``, since it reads two layers."""
@@ -279,8 +280,8 @@ ODAM = Method(
     title="ODAM",
     summary="gradients times activations, cell by cell, summed over the grids that a detector's box comes from",
     paper="Zhao & Chan 2023, ODAM, arXiv:2304.06354",
-    needs="joined",
-    weights=_none,
+    needs="gradients",
+    weights=_finished,
     unit="Evidence in units of the score",
 )
 """What "auto" takes for a detector's boxes; it is no entry of ``METHODS``, since it reads several layers."""
@@ -314,14 +315,6 @@ def check_name(
         raise kind(f"the name of a {what} consists of letters, digits, '+', '-', '_' and '.', not {name!r}")
     if taken:
         raise kind(f"there is already a {what} {name!r}; choose another name, or pass replace=True for one of yours")
-
-
-def row_taken(name: str) -> MethodError:
-    """Return the refusal of a method whose row in a table would have the name of another row."""
-    return MethodError(
-        f"a method cannot be called {name!r}, because judge has a row of that name; give it another name with "
-        "camkit.register_method"
-    )
 
 
 def register_method(
@@ -371,7 +364,7 @@ def register_method(
         replace: allow a name that is taken, for example when a notebook cell runs again.
 
     Raises:
-        MethodError: the name is taken or has other characters, or is that of a reference map; or ``needs`` is unknown.
+        MethodError: the name is taken, perhaps by a reference map, or has other characters; or ``needs`` is unknown.
 
     Examples:
         >>> import camkit
@@ -383,10 +376,9 @@ def register_method(
         'gradient-size'
         >>> del camkit.METHODS["gradient-size"]  # forgets it again
     """
-    if name in REFERENCE_TITLES:
-        raise row_taken(name)
     is_ours = name not in METHODS and known_method(name) is not None
     check_name(name, "method", MethodError, taken=is_ours or (name in METHODS and not replace))
+    check_name(name, "reference map", MethodError, taken=name in REFERENCE_TITLES)
     if needs not in NEEDS:
         raise MethodError(f"method {name!r}: needs must be one of {', '.join(NEEDS)}, not {needs!r}")
 

@@ -24,7 +24,7 @@ from camkit.images.read import open_picture
 from camkit.kit.wording import counted
 from camkit.layers.names import Layers, find_layers, named_layers
 from camkit.methods import Method, find_method, known_method
-from camkit.methods.registry import REFERENCE_TITLES, MethodLike, row_taken
+from camkit.methods.registry import REFERENCE_TITLES, MethodLike
 from camkit.metrics.evaluator import Evaluator, Metric, OfModel, Value, find_metric
 from camkit.models import black_box_in
 from camkit.tables import Rows, markdown_table
@@ -386,7 +386,10 @@ def prepared(
     for method in map(find_method, several):
         if method not in chosen:
             if method.name in {*REFERENCE_TITLES, *(other.name for other in chosen)}:
-                raise row_taken(method.name)
+                raise MethodError(
+                    f"a method cannot be called {method.name!r}, because judge has a row of that name; give it another "
+                    "name with camkit.register_method"
+                )
             chosen.append(method)
     if not chosen:
         raise InputError("the list of methods is empty; pass None for the usual ones")

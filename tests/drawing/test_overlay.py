@@ -101,7 +101,6 @@ def test_the_cropped_part_is_darkened_and_keeps_its_hue(explanation, photo):
 def test_a_ramp_is_stretched_over_its_box_pixel_centre_to_pixel_centre(box):
     ramp = np.tile((np.arange(64, dtype=np.float32) + 0.5) / 64, (64, 1))
     placed = stretch(ramp, box, (48, 60))
-
     expected = (np.arange(60) + 0.5 - box.left) / (box.right - box.left)
     inner = (expected > 0.02) & (expected < 0.98)
     assert np.abs(placed[24][inner] - expected[inner]).max() < 0.01
@@ -129,7 +128,6 @@ def test_saving_in_the_type_the_ending_names(explanation, tmp_path, ending):
     (tmp_path / "ordinary").touch()
     options = {"style": "side-by-side", "colormap": "bone", "alpha": 0.8}
     returned = explanation.save(str(path), **options)
-
     assert returned == path
     with Image.open(path) as picture:
         kind = ending.lower().removeprefix(".") or "png"
@@ -232,6 +230,5 @@ def test_one_spoiled_picture_does_not_spoil_its_batch():
     expected = camkit.explain(signed(), bright, "cells")
     bright[1] = 3e38
     found = camkit.explain(signed(), bright, "cells")
-
     assert [row.status for row in found] == ["ok", "non_finite", "ok"]
     assert np.allclose(found[0].raw, expected[0].raw)

@@ -13,7 +13,6 @@ from tiers import Extra, rows_represented
 from torch import Tensor, nn
 
 import camkit
-from camkit.errors import MethodError
 
 timm = Extra("timm")
 
@@ -108,10 +107,3 @@ def test_attention_comes_first_if_convolutions_run_before_it() -> None:
     model = torchvision.models.VisionTransformer(112, 16, 3, 4, 64, 128, num_classes=10, conv_stem_configs=steps).eval()
     nn.init.normal_(model.heads.head.weight, std=0.02)
     assert camkit.explain(model, picture(112), target=1).method == "chefer"
-
-
-def test_the_name_is_reserved_and_shares_no_pass() -> None:
-    with pytest.raises(MethodError, match="'auto'"):
-        camkit.register_method("auto")
-    with pytest.raises(MethodError, match="pass of its own"):
-        camkit.Explainer("demo-fair").by_methods(camkit.scenes.scene_paths()["car-sea"], ["auto", "gradcam"])

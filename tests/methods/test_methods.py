@@ -367,10 +367,11 @@ def test_a_taken_name_must_be_replaced_on_purpose(registered: str) -> None:
     [
         *((lambda name=name: unchecked(camkit.register_method)(name), "letters, digits")
           for name in ("", "a/b", "two words", ".hidden", 7)),
-        *((lambda name=name: camkit.register_method(name), f"method cannot be called '{name}', because judge has a row")
+        *((lambda name=name: camkit.register_method(name), f"there is already a reference map '{name}'")
           for name in ("random", "centre", "colour")),
         (lambda: camkit.judge("demo-fair", [], replace(find_method(gradient_size), name="random")),
          "method cannot be called 'random', because judge has a row"),
+        (lambda: camkit.register_method("auto"), "there is already a method 'auto'"),
         (lambda: camkit.register_method("new", needs="all"),
          "needs must be one of gradients, curvature, head, activations, scores, references, "),
         (lambda: unchecked(find_method)(7), "unknown method 7; choose from .*, or pass a function"),

@@ -128,8 +128,9 @@ def test_the_loss_in_words(number: float, said: str) -> None:
 
 def test_methods_that_need_a_pass_of_their_own_cannot_share_one() -> None:
     explainer = camkit.Explainer("demo-fair")
-    with pytest.raises(MethodError, match=r"'fullgrad' needs a pass of its own; use explainer\.using"):
-        explainer.by_methods(PLANE, ["gradcam", "fullgrad"])
+    for name in ("fullgrad", "auto"):
+        with pytest.raises(MethodError, match=rf"'{name}' needs a pass of its own; use explainer\.using"):
+            explainer.by_methods(PLANE, ["gradcam", name])
     with pytest.raises(MethodError, match="list of methods is empty"):
         explainer.by_methods(PLANE, [])
 

@@ -27,7 +27,7 @@ import camkit
 from camkit import metrics
 from camkit.engine.heatmap import cell_means, enlarge
 from camkit.errors import InputError, TargetError
-from camkit.images.filling import dilated, fill_linearly, fill_smoothly
+from camkit.images.filling import fill_linearly, fill_smoothly
 from camkit.methods import variant
 from camkit.metrics import METRICS, Evaluator, Heat, evaluate, references
 from camkit.metrics.evaluator import (
@@ -122,14 +122,14 @@ def test_road_equals_the_slow_reference(levels: int) -> None:
 
 def test_the_noise_fill_has_the_mean_and_the_spread_of_each_channel() -> None:
     picture = torch.randn(3, 64, 64) * torch.tensor([1.0, 2.0, 3.0])[:, None, None] + 5
-    filled = FILLS["noise"](picture, 0)(torch.ones(1, 64, 64, dtype=torch.bool))[0]
+    filled = FILLS["noise"](picture, torch.ones(1, 64, 64, dtype=torch.bool), 0)[0]
     assert filled.flatten(1).mean(1).tolist() == pytest.approx(picture.flatten(1).mean(1).tolist(), rel=0.1)
     assert filled.flatten(1).std(1).tolist() == pytest.approx(picture.flatten(1).std(1).tolist(), rel=0.1)
 
 
 def test_the_inpainting_is_that_of_the_check() -> None:
     picture, hole = torch.randn(3, SIZE, SIZE), torch.rand(2, SIZE, SIZE) > 0.6
-    made = FILLS["inpaint"](picture, 0)(hole)
+    made = FILLS["inpaint"](picture, hole, 0)
     for filled, mask in zip(made, hole, strict=True):
         assert torch.equal(filled, fill_smoothly(picture, mask))
         assert torch.equal(filled[:, ~mask], picture[:, ~mask])
@@ -229,23 +229,16 @@ def test_mprt_and_its_forms_equal_the_slow_reference() -> None:
     assert found == pytest.approx(oracles.efficient_mprt(as_array(heat.values), maker.maps[0], BINS), abs=1e-6)
 
 
-@pytest.mark.parametrize("name", ["pointing", "energy"])
-@pytest.mark.parametrize("levels", [0, 3])
-def test_localisation_equals_the_slow_reference(name: str, levels: int) -> None:
-    region = np.zeros((SIZE, SIZE), bool)
-    region[1:3, 1:3] = True
-    heat = random_heat(3, levels)
-    evaluator = Evaluator(MODEL, torch.zeros(3, SIZE, SIZE), 1, region=region)
+@pytest.mark.parametrize(("name", "expected"), [("pointing", 0.5), ("energy", None)])
+def test_localisation_equals_the_slow_reference(name: str, expected: float | None) -> None:
+    region, heat = np.zeros((40, 40), bool), enlarge(random_heat(3)[None], (40, 40))[0]
+    region[1:3, 1:6] = True
+    heat[17, 20] = heat[18, 20] = 2  # the last pixel within 15 pixels of the region, and the one below it
+    evaluator = Evaluator(classifier(nn.Conv2d(3, 4, 3)), torch.zeros(3, 40, 40), 1, region=region)
     oracle = functools.partial(oracles.pointing, tolerance=15) if name == "pointing" else oracles.energy
-    assert evaluator(heat, name)[name].number == pytest.approx(oracle(as_array(heat), region), abs=1e-6)
-
-
-def test_a_region_is_widened_by_pixels() -> None:
-    region = torch.zeros(9, 9, dtype=torch.bool)
-    region[4, 2] = True
-    wide = dilated(region, 2)
-    assert wide.sum() == 25
-    assert bool(wide[2:7, 0:5].all())
+    number = evaluator(heat, name)[name].number
+    assert number == pytest.approx(oracle(as_array(heat), region), abs=1e-6)
+    assert expected in (number, None)
 
 
 @pytest.mark.parametrize("name", FEATURES)
@@ -286,18 +279,12 @@ def test_every_metric_has_a_slow_reference_and_a_complete_record(name: str) -> N
 # --- the order of cells
 
 
-def test_shares_are_met_exactly_without_ties() -> None:
-    heat = torch.randperm(100).reshape(10, 10).float()
-    assert hot_sets(heat, even_shares(10)).flatten(1).sum(1).tolist() == list(range(10, 101, 10))
-    assert hot_sets(heat, (0.1, 0.3, 0.7)).flatten(1).sum(1).tolist() == [10, 30, 70]
-
-
 def test_the_few_cells_of_a_sparse_map_are_judged_by_themselves() -> None:
     heat = torch.zeros(10, 10)
     heat[2, 3], heat[7, 1] = 1.0, 0.5
     assert curve_sets(heat, even_shares(10)).flatten(1).sum(1).tolist() == [2]
     assert hot_sets(heat, (0.2, 0.9)).flatten(1).sum(1).tolist() == [2, 100]
-    assert hot_sets(torch.ones(10, 10), (0.2,)).all()
+    assert hot_sets(torch.randperm(100).float(), (0.1, 0.3, 0.7)).sum(1).tolist() == [10, 30, 70]
 
 
 def test_a_map_and_its_multiple_have_the_same_order() -> None:
@@ -309,22 +296,18 @@ def test_a_map_and_its_multiple_have_the_same_order() -> None:
 # --- planted truth: networks whose decision is known by construction
 
 
-class Planted(nn.Module):
-    """Scores what one channel shows at some places, less what it shows at others; all else is ignored."""
+def planted(plus: list[tuple[int, int]], minus: list[tuple[int, int]]) -> Net:
+    """Return a network that scores what one channel shows in some cells, less what it shows in others."""
+    weights = torch.zeros(7, 7)
+    for cells, weight in ((plus, 4.0 / len(plus)), (minus, -2.0)):
+        for cell in cells:
+            weights[cell] = weight
 
-    def __init__(self, plus: list[tuple[int, int]], minus: list[tuple[int, int]]) -> None:
-        super().__init__()
-        self.layer = nn.Conv2d(3, 3, 4, 4, bias=False)
-        self.layer.weight.data = torch.eye(3)[:, :, None, None].expand(3, 3, 4, 4) / 16
-        weights = torch.zeros(3, 7, 7)
-        for cells, weight in ((plus, 4.0 / len(plus)), (minus, -2.0)):
-            for row, column in cells:
-                weights[0, row, column] = weight
-        self.register_buffer("weights", weights)
-
-    def forward(self, pictures: Tensor) -> Tensor:
-        score = (self.layer(pictures) * self.weights).sum((1, 2, 3)) - 2
+    def run(net: Net, pictures: Tensor) -> Tensor:
+        score = (net.layer(pictures)[:, 0] * weights).sum((1, 2)) - 2
         return torch.stack([score, -score], 1)
+
+    return Net(run, layer=nn.AvgPool2d(4))
 
 
 BRIGHT = ((1, 4), (5, 1), (5, 5), (3, 2), (3, 6))
@@ -357,7 +340,7 @@ CASES = {
 def planted_table(case: str) -> dict[str, dict[str, float]]:
     """Return each faithful metric's values for the true map, for another, and for the mean of ten random maps."""
     places, half = CASES[case]
-    evaluator = Evaluator(Planted(*places), planted_picture(), 0, steps=14, layer="layer")
+    evaluator = Evaluator(planted(*places), planted_picture(), 0, steps=14, layer="layer")
     explained = evaluator.explainer.using("hirescam", "layer")(planted_picture(), 0)
     makes = evaluator.heat(explained).remake
     maps = [blob(*places[0]), half, *(random_map((28, 28), seed) for seed in range(10))]
@@ -386,13 +369,8 @@ def test_the_true_map_is_ranked_first_and_the_random_one_last(case: str, name: s
 
 
 def test_an_explanation_without_evidence_has_a_status_and_no_number() -> None:
-    flipped = copy.deepcopy(MODEL)
-    with torch.no_grad():
-        flipped[5].weight.copy_(-flipped[5].weight.abs())
-        flipped[5].bias.zero_()
-    explained = camkit.explain(flipped, PICTURE, "3", target=0, method="gradcam")
-    assert explained.status == "no_positive_evidence"
-    value = evaluate(flipped, explained, PICTURE, "srg")["srg"]
+    model = Net(lambda net, images: -means(net.layer(images)), layer=nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()))
+    value = evaluate(model, camkit.explain(model, PICTURE, "layer", target=0), PICTURE, "srg")["srg"]
     assert (value.status, value.number) == ("empty_map", None)
     assert "no_positive_evidence" in value.reason
 
@@ -507,17 +485,13 @@ def test_half_precision_models_and_mixed_precision_give_nearly_the_same() -> Non
     assert evaluate(forced, explained, PICTURE, names, steps=STEPS).numbers() == pytest.approx(expected, abs=5e-2)
 
 
-class Greedy(Parts):
-    """Runs out of memory for more than three pictures."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if len(x) > 3:
-            raise torch.OutOfMemoryError("out of memory")
-        return super().forward(x)
-
-
 def test_a_batch_is_halved_if_memory_runs_out_and_stays_small() -> None:
-    model, picture = Greedy().eval(), torch.randn(3, SIZE, SIZE)
+    def greedy(net: Net, images: Tensor) -> Tensor:
+        if len(images) > 3:
+            raise torch.OutOfMemoryError("out of memory")
+        return net.parts(images)
+
+    model, picture = Net(greedy, parts=Parts()), torch.randn(3, SIZE, SIZE)
     evaluator = Evaluator(model, picture, 1, steps=10)
     with unchanged(model):
         values = evaluator(random_heat(), "srg")
@@ -671,9 +645,8 @@ def test_the_reference_maps_are_what_they_are_called() -> None:
     assert float(centre[13:15, 13:15].min()) == float(centre.max()) > 0
     assert torch.allclose(centre, centre.flip(0)) and torch.allclose(centre, centre.mT)
     assert float(maps["colour"].values[6:14, 10:18].mean()) > 0.9
-    assert float(maps["colour"].values[20:, :8].max()) < 0.1
-    values = {name: evaluator(heat, "srg")["srg"].number for name, heat in maps.items()}
-    assert max(values, key=values.__getitem__) == "colour"
+    assert float(maps["colour"].values[20:, 20:].max()) < 0.2
+    assert evaluator(maps["colour"], "srg")["srg"].number > evaluator(maps["random"], "srg")["srg"].number
 
 
 def test_a_table_of_a_model_without_scores_for_changed_pictures_has_reasons() -> None:
@@ -753,10 +726,7 @@ def test_shuffling_keeps_the_values_and_the_biases() -> None:
         (lambda m, p: Evaluator(m, p, seed=-1), "seed must be a whole number from 0, not -1"),
         (lambda m, p: Evaluator(m, p, layer="nowhere"), "the model has no layer 'nowhere'"),
         (lambda m, p: Evaluator(m, p, batch_size=0), "batch_size must be a whole number from 1, not 0"),
-        (lambda m, p: Evaluator(m, p * torch.nan), "picture 1 holds NaN or infinite values"),
-        (lambda m, p: Evaluator(m, p[:2]), "the picture has 2 channels, but the model's first convolution takes 3"),
         (lambda m, p: Evaluator(m, p, [0, 1]), "this call takes one target; explainer.batch([img], targets)"),
-        (lambda m, p: Evaluator(m, p, 9), "the model has classes 0 to 3"),
     ],
 )  # fmt: skip
 def test_wrong_calls_are_refused_in_a_sentence(call: Callable[..., object], sentence: str) -> None:
