@@ -286,24 +286,21 @@ class Evaluator:
         Args:
             colour: False leaves out "colour", for which the model runs 16 times.
         """
-        makers: dict[str, Callable[[Tensor], Tensor]] = {
-            "random": functools.partial(_random_for, self.seed),
-            "centre": lambda picture: centred_map(tuple(picture.shape[1:])),
+        found = {
+            "random": _reference("random", self.picture, functools.partial(_random_for, self.seed)),
+            "centre": _reference("centre", self.picture, lambda picture: centred_map(tuple(picture.shape[1:]))),
         }
-        problems: dict[str, UndefinedError] = {}
         if colour:
+            best, problem = 0, None
             colours = colours_of(self.picture)
             halves = torch.cat([hot_sets(colour_map(self.picture, each), [0.5]) for each in colours])
-            best = 0
             try:
                 best = int((self.without(~halves, "blur") - self.without(halves, "blur")).argmax())
             except UndefinedError as error:  # the model has no score for a changed picture
-                problems["colour"] = error
-            makers["colour"] = functools.partial(colour_map, colour=colours[best])
-        return {
-            name: Heat(make(self.picture), name, remake=functools.partial(_remade, make), problem=problems.get(name))
-            for name, make in makers.items()
-        }
+                problem = error
+            make = functools.partial(colour_map, colour=colours[best])
+            found["colour"] = replace(_reference("colour", self.picture, make), problem=problem)
+        return found
 
     def heat(self, given: MapLike) -> Heat:
         """Return a map as metrics read it.
@@ -698,9 +695,13 @@ def _random_for(seed: int, picture: Tensor) -> Tensor:
     return random_map(tuple(picture.shape[1:]), (seed, zlib.crc32(picture.contiguous().numpy().tobytes())))
 
 
-def _remade(make: Callable[[Tensor], Tensor], pictures: Tensor, model: nn.Module | None) -> Sequence[Tensor]:  # noqa: ARG001
-    """Return the reference maps of other pictures; they depend on no model."""
-    return [make(picture.contiguous()) for picture in pictures]
+def _reference(name: str, picture: Tensor, make: Callable[[Tensor], Tensor]) -> Heat:
+    """Return the reference map of a picture; those of other pictures depend on no model."""
+
+    def remade(pictures: Tensor, _: nn.Module | None) -> Sequence[Tensor]:
+        return [make(other.contiguous()) for other in pictures]
+
+    return Heat(make(picture), name, remake=remade)
 
 
 def _scaled(values: Float[Tensor, "*size"]) -> Float[Tensor, "*size"]:

@@ -315,11 +315,6 @@ def test_maps_of_another_layer_do_not_count():
             row.overlay()  # the layers of RefineCAM are not as many
 
 
-def test_an_unknown_scale_is_one_sentence():
-    with refused("scale is 'shared', 'each' or a list", InputError):
-        explained(noise(32, 32)).overlay(scale="both")
-
-
 # --- the map on the picture
 
 

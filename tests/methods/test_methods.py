@@ -111,9 +111,12 @@ def assert_close_to(found: Tensor | np.ndarray, expected: np.ndarray, tolerance:
         assert off <= allowed, f"map {index} is off by {off:.3g}, allowed are {allowed:.3g}"
 
 
-def test_every_method_has_an_oracle() -> None:
+def test_every_method_has_an_oracle_and_says_what_it_is_and_what_its_values_are() -> None:
     missing = set(METHODS) - {*ALL_ORACLES, *OF_PICTURES, *ATTENTION_ORACLES}
     assert not missing, "write the slow reference into tests/helpers/oracles.py and list it there"
+    for name, method in METHODS.items():
+        assert method.name == name and method.title and method.summary and method.paper, name
+        assert method.unit != WEIGHTED, f"{name}: register_method needs unit=..., what the values of the raw map are"
 
 
 @pytest.mark.usefixtures("checks_types")
@@ -197,14 +200,6 @@ def test_hirescam_of_cells_that_only_a_layer_norm_reads_is_zero(dtype: torch.dty
     assert found[1].argmax() == 2 * 5 + 3
 
 
-def blob_on_noise(seed: int) -> Tensor:
-    """Return feature maps (1, 24, 8, 8) in float64: noise, and in 9 of the 64 cells one direction besides."""
-    generator = torch.Generator().manual_seed(seed)
-    maps = torch.randn(1, 24, 8, 8, generator=generator, dtype=torch.float64)
-    maps[:, :, 2:5, 3:6] += 3 * torch.randn(1, 24, 1, 1, generator=generator, dtype=torch.float64)
-    return maps
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("name", "axes"), [("kpcacam", (1,)), ("eigencam", (2, 3))])
@@ -212,11 +207,12 @@ def test_a_component_of_normalised_maps_is_positive_where_few_cells_stand_out(
     name: str, axes: tuple[int, ...], seed: int, dtype: torch.dtype
 ) -> None:
     # A layer norm makes each cell's sum 0, and an instance norm each channel's, so the sums do not show the sign.
-    maps = blob_on_noise(seed).to(dtype)
+    generator, inside = torch.Generator().manual_seed(seed), torch.zeros(8, 8, dtype=torch.bool)
+    inside[2:5, 3:6] = True
+    noise, direction = (torch.randn(1, 24, *size, generator=generator).to(dtype) for size in ((8, 8), (1, 1)))
+    maps = noise + 3 * direction * inside
     maps = (maps - maps.mean(axes, keepdim=True)) / maps.std(axes, keepdim=True)
     found = weighted_sum(METHODS[name].weights(maps), maps)[0]
-    inside = torch.zeros(8, 8, dtype=torch.bool)
-    inside[2:5, 3:6] = True
     assert found[inside].mean() > 0 > found[~inside].mean()
 
 
@@ -388,10 +384,3 @@ def test_only_weights_that_broadcast_are_accepted(shape: tuple[int, ...]) -> Non
         check_weights(find_method(gradient_size), torch.full(fitting, math.nan), torch.zeros(2, 3, 4, 5))
     with pytest.raises(MethodError, match=r"'gradient_size' returned weights of shape .* keepdim=True"):
         check_weights(find_method(gradient_size), torch.zeros(shape), torch.zeros(2, 3, 4, 5))
-
-
-def test_every_method_says_what_it_is_and_what_its_values_are() -> None:
-    for name, method in METHODS.items():
-        assert method.name == name
-        assert method.title and method.summary and method.paper, name
-        assert method.unit != WEIGHTED, f"{name}: register_method needs unit=..., what the values of the raw map are"
