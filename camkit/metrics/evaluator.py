@@ -286,8 +286,15 @@ class Evaluator:
         Args:
             colour: False leaves out "colour", for which the model runs 16 times.
         """
+        seed = self.seed
+
+        def at_random(picture: Tensor) -> Tensor:
+            # With one random map for all pictures, chance would not average out over a folder. The map would also be
+            # coherent, since a changed picture would have the same one.
+            return random_map(tuple(picture.shape[1:]), (seed, zlib.crc32(picture.contiguous().numpy().tobytes())))
+
         found = {
-            "random": _reference("random", self.picture, functools.partial(_random_for, self.seed)),
+            "random": _reference("random", self.picture, at_random),
             "centre": _reference("centre", self.picture, lambda picture: centred_map(tuple(picture.shape[1:]))),
         }
         if colour:
@@ -684,15 +691,6 @@ def colour_map(picture: Float[Tensor, "c *size"], colour: Float[Tensor, " c"]) -
     size = tuple(distance.shape)
     cells = cell_means(-distance[None], grid_of(size))[0]
     return _scaled(enlarge((cells - cells.amin())[None], size)[0])
-
-
-def _random_for(seed: int, picture: Tensor) -> Tensor:
-    """Return a random map that depends on the picture and the seed.
-
-    With one random map for all pictures, chance would not average out over a folder. The map would also be coherent,
-    since a changed picture would have the same one.
-    """
-    return random_map(tuple(picture.shape[1:]), (seed, zlib.crc32(picture.contiguous().numpy().tobytes())))
 
 
 def _reference(name: str, picture: Tensor, make: Callable[[Tensor], Tensor]) -> Heat:
