@@ -265,7 +265,7 @@ def covered(picture: Image.Image, cover: tuple[int, int, int, int], fill: str) -
     values = torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255
     hole = torch.zeros(values.shape[1:], dtype=torch.bool)
     hole[top_:bottom, left:right] = True
-    filled = camkit.metrics.FILLS[fill](values, 0)(hole[None])[0]
+    filled = camkit.metrics.FILLS[fill](values, hole[None], 0)[0]
     levels = (filled.clamp(0, 1) * 255).round().to(torch.uint8)
     return Image.fromarray(levels.permute(1, 2, 0).contiguous().numpy())
 

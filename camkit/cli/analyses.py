@@ -45,7 +45,8 @@ from camkit.inspect.diagnosis import REPORTS, as_json, diagnose_files
 from camkit.kit.picture_names import picture_name
 from camkit.layers.choose import decide
 from camkit.layers.decision import Decision
-from camkit.metrics.compare import REFERENCE_TITLES, Comparison, check_sheet_file, value_words
+from camkit.methods.registry import REFERENCE_TITLES
+from camkit.metrics.compare import Comparison, check_sheet_file, value_words
 from camkit.metrics.judge import DECIDING, MethodJudgement, column_title
 from camkit.metrics.judge import REPORTS as JUDGEMENTS
 from camkit.models import DEMO_MODELS, device_of, load_model

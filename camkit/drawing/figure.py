@@ -147,10 +147,8 @@ def contact_sheet(
         canvas.text(_TILE_GAP, middle, fitting(words, columns * across - _TILE_GAP, size + 1), size=size + 1)
     for number, tile in enumerate(tiles):
         height, width = size_within(tile.pixels.shape[:2], side)
-        method = cv2.INTER_AREA if max(tile.pixels.shape[:2]) > side else cv2.INTER_NEAREST
-        drawn = cv2.resize(np.ascontiguousarray(tile.pixels), (width, height), interpolation=method)
         left, top = _TILE_GAP + number % columns * across, head + _TILE_GAP + number // columns * down
-        canvas.picture(left + (side - width) // 2, top + (side - height) // 2, np.asarray(drawn))
+        canvas.picture(left + (side - width) // 2, top + (side - height) // 2, resized(tile.pixels, (height, width)))
         for place, (words, colour) in enumerate(((tile.line, INK), (tile.note, tile.colour))):
             middle = top + side + (place + 0.5) * line + 2
             canvas.text(left, middle, fitting(words, side, size), size=size, colour=colour)
@@ -291,7 +289,7 @@ def resized(pixels: Pixels, size: tuple[int, int]) -> Pixels:
     """Return a picture at another height and width; enlarged pixels stay squares."""
     if pixels.shape[:2] == size:
         return pixels
-    method = cv2.INTER_AREA if size[0] < pixels.shape[0] else cv2.INTER_NEAREST
+    method = cv2.INTER_AREA if max(size) < max(pixels.shape[:2]) else cv2.INTER_NEAREST
     return np.asarray(cv2.resize(np.ascontiguousarray(pixels), size[::-1], interpolation=method))
 
 

@@ -290,9 +290,8 @@ def eigengradcam(
 def fem(activations: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n *grid"]:
     """Sum over the channels B_k mean(A_k): B_k is 1 in cells above the mean plus two standard deviations, else 0."""
     maps = activations.float()
-    cells = tuple(range(2, maps.dim()))
-    means = maps.mean(cells, keepdim=True)
-    deviations = maps.std(cells, correction=0, keepdim=True)
+    means = maps.mean(_cells(maps), keepdim=True)
+    deviations = maps.std(_cells(maps), correction=0, keepdim=True)
     return ((maps > means + 2 * deviations) * means).sum(1)
 
 

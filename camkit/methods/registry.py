@@ -142,7 +142,7 @@ class Method:
     @functools.cached_property
     def reads_gradients(self) -> bool:
         """True if its pass leaves the score's gradients at the layers."""
-        return self.needs in ("gradients", "joined")
+        return self.needs == "gradients"
 
     @functools.cached_property
     def reads_attention(self) -> bool:
@@ -152,7 +152,7 @@ class Method:
     @functools.cached_property
     def shares_pass(self) -> bool:
         """True if it weights what a plain pass leaves at the layer, so that several such methods can share one pass."""
-        alone = self.stages or self.finer or self == AUTO
+        alone = self.stages or self.finer or self in (AUTO, SHARPENED, ODAM)
         return self.needs in ("gradients", "activations") and self.layer and not alone
 
     @functools.cached_property
@@ -237,13 +237,18 @@ METHODS: dict[str, Method] = {}
 """Every method by its name, the user's own included."""
 
 
+REFERENCE_TITLES = {"random": "random map", "centre": "centred blob", "colour": "best colour"}
+"""The maps that ``judge`` and ``compare`` show beside those of the methods, as people read their names. No method can
+have one of these names."""
+
 FINE = 8
 """A grid with at least so many cells along each axis is fine enough for a map; 7 x 7 cells, the last grid of most
 networks, are not."""
 
 
-def _none(*_: Any) -> Any:
-    """Stand for the weights of a method that a pass of several layers leaves with finished weights."""
+def _finished(_: Tensor, weights: Tensor) -> Tensor:
+    """Return the weights as they are: ``Method.joined`` has computed them."""
+    return weights
 
 
 AUTO = Method(
@@ -252,7 +257,7 @@ AUTO = Method(
     summary="attention relevance if attention runs between all tokens; else gradients at a fine layer",
     paper="",
     needs="gradients",
-    weights=_none,
+    weights=_finished,
     unit="",
 )
 """What ``method="auto"`` means; it is no entry of ``METHODS``, since ``at`` replaces it with one before a pass."""
@@ -263,8 +268,8 @@ SHARPENED = Method(
     title="Grad-CAM, sharpened",
     summary="Grad-CAM at the deepest grid times gradcam-elementwise at a finer one",
     paper="",
-    needs="joined",
-    weights=_none,
+    needs="gradients",
+    weights=_finished,
     unit="Evidence in units of the score",
 )
 """What "auto" takes for most convolutional networks; it is no entry of ``METHODS``, since it reads two layers."""
@@ -275,8 +280,8 @@ ODAM = Method(
     title="ODAM",
     summary="gradients times activations, cell by cell, summed over the grids that a detector's box comes from",
     paper="Zhao & Chan 2023, ODAM, arXiv:2304.06354",
-    needs="joined",
-    weights=_none,
+    needs="gradients",
+    weights=_finished,
     unit="Evidence in units of the score",
 )
 """What "auto" takes for a detector's boxes; it is no entry of ``METHODS``, since it reads several layers."""
@@ -359,7 +364,7 @@ def register_method(
         replace: allow a name that is taken, for example when a notebook cell runs again.
 
     Raises:
-        MethodError: the name is taken or has other characters, or ``needs`` is unknown.
+        MethodError: the name is taken, perhaps by a reference map, or has other characters; or ``needs`` is unknown.
 
     Examples:
         >>> import camkit
@@ -373,6 +378,7 @@ def register_method(
     """
     is_ours = name not in METHODS and known_method(name) is not None
     check_name(name, "method", MethodError, taken=is_ours or (name in METHODS and not replace))
+    check_name(name, "reference map", MethodError, taken=name in REFERENCE_TITLES)
     if needs not in NEEDS:
         raise MethodError(f"method {name!r}: needs must be one of {', '.join(NEEDS)}, not {needs!r}")
 

@@ -218,7 +218,6 @@ def _of_curvature(options: Pass, method: Method) -> Capture:
 
 RUNS: Mapping[str, Callable[[Pass, Method], Capture]] = {
     "gradients": lambda options, _: capture(options),
-    "joined": lambda options, _: capture(options),
     "curvature": _of_curvature,
     "head": _of_head,
     "activations": _of_activations,

@@ -188,7 +188,4 @@ def legrad(gradients: Sequence[Float[Tensor, "n _ _ tokens"]]) -> Float[Tensor, 
     model that ends in an attention pool, the pool reads the tokens of block l, and A_l is its map.
     """
     layers = [layer.relu().mean((1, 2)) for layer in gradients]
-    total = layers[0]
-    for layer in layers[1:]:
-        total = total + layer
-    return total / len(layers)
+    return sum(layers[1:], layers[0]) / len(layers)

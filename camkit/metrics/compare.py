@@ -24,7 +24,7 @@ from camkit.images.read import open_picture
 from camkit.kit.wording import counted
 from camkit.layers.names import Layers, find_layers, named_layers
 from camkit.methods import Method, find_method, known_method
-from camkit.methods.registry import MethodLike
+from camkit.methods.registry import REFERENCE_TITLES, MethodLike
 from camkit.metrics.evaluator import Evaluator, Metric, OfModel, Value, find_metric
 from camkit.models import black_box_in
 from camkit.tables import Rows, markdown_table
@@ -54,9 +54,6 @@ DEFAULTS = (
 """The default methods of a comparison. Methods that do not work on a model are left out, such as LeGrad without
 attention. Together with the metric's values, they take fewer than 30 plain passes on MobileNetV2, because most methods
 share one. Ablation-CAM, FullGrad and KPCA-CAM are not among them, since they are too slow."""
-
-REFERENCE_TITLES = {"random": "random map", "centre": "centred blob", "colour": "best colour"}
-"""The names of the reference maps as people read them."""
 
 QUICK = "top-loss"
 """The usual metric. It reads nothing but the map, so equal maps have equal values."""
@@ -382,7 +379,7 @@ def prepared(
         InputError: the list is empty; the model is an Explainer, which has options of its own; or an option is wrong.
         MethodError: a method is unknown, or two different ones have the same name, such as two variants of "rise".
     """
-    several: Any = usual if methods is None else methods
+    several: Any = filter(known_method, usual) if methods is None else methods
     if isinstance(several, (str, Method)) or not isinstance(several, Iterable):
         several = [several]
     chosen: list[Method] = []

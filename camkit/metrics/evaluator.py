@@ -1,4 +1,8 @@
-"""The Evaluator: one picture and one target, for which maps are judged; and what replaces removed pixels."""
+"""The Evaluator: one picture and one target, for which maps are judged.
+
+In the order of this file: the fills, which replace removed pixels; the Evaluator; the curves along which it removes
+them; Heat, a map as metrics read it; the reference maps; the table of metrics; and the values that they return.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,9 @@ if TYPE_CHECKING:
     from camkit.types import TargetLayer
 
 
-Remove: TypeAlias = Callable[[Tensor], Tensor]
+Fill: TypeAlias = Callable[[Tensor, Tensor, int], Tensor]
+"""``fill(picture, removed, seed)`` returns the picture (C, *size) once for each mask (M, *size), without what is True
+there; ``seed`` is that of what it draws."""
 
 BLUR = 0.05
 """Standard deviation of the Gaussian blur as a share of each side: 11 pixels of 224. On 20 photos it leaves SqueezeNet
@@ -47,77 +53,72 @@ ROAD_NOISE = 0.01
 standard deviation is 1."""
 
 
-def _replaced(picture: Float[Tensor, "c *size"], other: Float[Tensor, "c *size"]) -> Remove:
-    def filled(removed: Bool[Tensor, "m *size"]) -> Float[Tensor, "m c *size"]:
-        return torch.where(removed[:, None], other, picture)
-
-    return filled
-
-
 def _draws(picture: Float[Tensor, "c *size"], seed: int) -> Float[Tensor, "c *size"]:
     return torch.from_numpy(np.random.default_rng(seed).standard_normal(tuple(picture.shape), np.float32))
 
 
-def blurred(picture: Float[Tensor, "c *size"]) -> Float[Tensor, "c *size"]:
-    """Return a picture after a Gaussian blur along each axis; beyond its edges, the nearest pixel repeats.
+def blur(
+    picture: Float[Tensor, "c *size"],
+    removed: Bool[Tensor, "m *size"],
+    seed: int,  # noqa: ARG001 - nothing is drawn
+) -> Float[Tensor, "m c *size"]:
+    """Removed pixels come from the picture after a Gaussian blur along each axis.
 
-    The window reaches three standard deviations to each side.
+    The window reaches three standard deviations to each side; beyond the picture's edges, the nearest pixel repeats.
     """
+    smooth = picture
     for axis in range(1, picture.dim()):
         deviation = BLUR * picture.shape[axis]
         reach = max(1, round(3 * deviation))
         weights = np.exp(-((np.arange(-reach, reach + 1) / deviation) ** 2) / 2)
-        lines = picture.movedim(axis, -1)
+        lines = smooth.movedim(axis, -1)
         rows = np.ascontiguousarray(lines.reshape(-1, lines.shape[-1]).numpy())
         mean = cv2.sepFilter2D(rows, -1, weights / weights.sum(), np.ones(1), borderType=cv2.BORDER_REPLICATE)
-        picture = torch.from_numpy(mean.reshape(lines.shape)).movedim(-1, axis)
-    return picture.contiguous()
+        smooth = torch.from_numpy(mean.reshape(lines.shape)).movedim(-1, axis)
+    return torch.where(removed[:, None], smooth.contiguous(), picture)
 
 
-def blur(picture: Float[Tensor, "c *size"], seed: int) -> Remove:  # noqa: ARG001 - nothing is drawn
-    """Removed pixels come from the blurred picture."""
-    return _replaced(picture, blurred(picture))
-
-
-def mean(picture: Float[Tensor, "c *size"], seed: int) -> Remove:  # noqa: ARG001 - nothing is drawn
+def mean(
+    picture: Float[Tensor, "c *size"],
+    removed: Bool[Tensor, "m *size"],
+    seed: int,  # noqa: ARG001 - nothing is drawn
+) -> Float[Tensor, "m c *size"]:
     """Removed pixels take the picture's mean colour."""
-    return _replaced(picture, _channel(picture.flatten(1).mean(1), picture).expand_as(picture))
+    return torch.where(removed[:, None], _channel(picture.flatten(1).mean(1), picture), picture)
 
 
-def noise(picture: Float[Tensor, "c *size"], seed: int) -> Remove:
+def noise(picture: Float[Tensor, "c *size"], removed: Bool[Tensor, "m *size"], seed: int) -> Float[Tensor, "m c *size"]:
     """Removed pixels are normal noise with the mean and the standard deviation of each channel of the picture."""
     middle, spread = picture.flatten(1).mean(1), picture.flatten(1).std(1, unbiased=False)
-    return _replaced(picture, _channel(middle, picture) + _channel(spread, picture) * _draws(picture, seed))
+    drawn = _channel(middle, picture) + _channel(spread, picture) * _draws(picture, seed)
+    return torch.where(removed[:, None], drawn, picture)
 
 
-def inpaint(picture: Float[Tensor, "c *size"], seed: int) -> Remove:  # noqa: ARG001 - nothing is drawn
+def inpaint(
+    picture: Float[Tensor, "c *size"],
+    removed: Bool[Tensor, "m *size"],
+    seed: int,  # noqa: ARG001 - nothing is drawn
+) -> Float[Tensor, "m c *size"]:
     """Removed pixels are filled smoothly from what remains, as the background check does (Gortler et al. 1996, 3.4)."""
     if picture.dim() > 3:
         raise InputError("the fill 'inpaint' works on pictures and signals; choose 'blur', 'mean' or 'noise'")
     flat = picture if picture.dim() == 3 else picture[:, None]
-
-    def filled(removed: Bool[Tensor, "m *size"]) -> Float[Tensor, "m c *size"]:
-        made = [fill_smoothly(flat, hole.reshape(flat.shape[1:])).reshape(picture.shape) for hole in removed]
-        return torch.stack(made)
-
-    return filled
+    return torch.stack([fill_smoothly(flat, hole.reshape(flat.shape[1:])).reshape(picture.shape) for hole in removed])
 
 
-def linear(picture: Float[Tensor, "c *size"], seed: int) -> Remove:
+def linear(
+    picture: Float[Tensor, "c *size"], removed: Bool[Tensor, "m *size"], seed: int
+) -> Float[Tensor, "m c *size"]:
     """Removed pixels are ROAD's noisy linear imputation: the weighted mean of their neighbours, and a little noise."""
     added = ROAD_NOISE * float(picture.std(unbiased=False)) * _draws(picture, seed)
-
-    def filled(removed: Bool[Tensor, "m *size"]) -> Float[Tensor, "m c *size"]:
-        return torch.stack([fill_linearly(picture, hole) + hole * added for hole in removed])
-
-    return filled
+    return torch.stack([fill_linearly(picture, hole) + hole * added for hole in removed])
 
 
 def _channel(values: Float[Tensor, " c"], picture: Float[Tensor, "c *size"]) -> Tensor:
     return values.reshape(-1, *[1] * (picture.dim() - 1))
 
 
-FILLS: Mapping[str, Callable[[Tensor, int], Remove]] = {
+FILLS: Mapping[str, Fill] = {
     "blur": blur,
     "mean": mean,
     "noise": noise,
@@ -206,7 +207,6 @@ class Evaluator:
                     f"{self.size}"
                 )
             self.region = numbers > 0.5
-        self._fills: dict[str, Remove] = {}
         self._emptied: dict[str, float] = {}
         self.emptied_features: dict[str, Tensor] = {}
         self.cells_of = ""
@@ -286,24 +286,28 @@ class Evaluator:
         Args:
             colour: False leaves out "colour", for which the model runs 16 times.
         """
-        makers: dict[str, Callable[[Tensor], Tensor]] = {
-            "random": functools.partial(_random_for, self.seed),
-            "centre": lambda picture: centred_map(tuple(picture.shape[1:])),
+        seed = self.seed
+
+        def at_random(picture: Tensor) -> Tensor:
+            # With one random map for all pictures, chance would not average out over a folder. The map would also be
+            # coherent, since a changed picture would have the same one.
+            return random_map(tuple(picture.shape[1:]), (seed, zlib.crc32(picture.contiguous().numpy().tobytes())))
+
+        found = {
+            "random": _reference("random", self.picture, at_random),
+            "centre": _reference("centre", self.picture, lambda picture: centred_map(tuple(picture.shape[1:]))),
         }
-        best, problem = 0, None
         if colour:
+            best, problem = 0, None
             colours = colours_of(self.picture)
             halves = torch.cat([hot_sets(colour_map(self.picture, each), [0.5]) for each in colours])
             try:
                 best = int((self.without(~halves, "blur") - self.without(halves, "blur")).argmax())
             except UndefinedError as error:  # the model has no score for a changed picture
                 problem = error
-            makers["colour"] = functools.partial(colour_map, colour=colours[best])
-        found = {
-            name: Heat(make(self.picture), name, remake=functools.partial(_remade, make))
-            for name, make in makers.items()
-        }
-        return found if problem is None else {**found, "colour": replace(found["colour"], problem=problem)}
+            make = functools.partial(colour_map, colour=colours[best])
+            found["colour"] = replace(_reference("colour", self.picture, make), problem=problem)
+        return found
 
     def heat(self, given: MapLike) -> Heat:
         """Return a map as metrics read it.
@@ -370,12 +374,8 @@ class Evaluator:
             UndefinedError: a score is NaN or infinite.
         """
         parts = removed.split(self.scores.at_once)
-        return np.concatenate([np.zeros(0), *(self.scored(self._filled(part, fill)) for part in parts)])
-
-    def _filled(self, removed: Bool[Tensor, "m *size"], fill: str) -> Float[Tensor, "m c *size"]:
-        if fill not in self._fills:
-            self._fills[fill] = FILLS[fill](self.picture, self.seed)
-        return self._fills[fill](removed)
+        filled = (FILLS[fill](self.picture, part, self.seed) for part in parts)
+        return np.concatenate([np.zeros(0), *map(self.scored, filled)])
 
     def scored(self, pictures: Float[Tensor, "m c *size"]) -> Float[np.ndarray, " m"]:
         """Return the scores of changed pictures, as float64.
@@ -390,7 +390,7 @@ class Evaluator:
 
     def emptied_picture(self, fill: str) -> Float[Tensor, "c *size"]:
         """Return the picture with all pixels removed."""
-        return self._filled(torch.ones(1, *self.size, dtype=torch.bool), fill)[0]
+        return FILLS[fill](self.picture, torch.ones(1, *self.size, dtype=torch.bool), self.seed)[0]
 
     def emptied(self, fill: str) -> float:
         """Return the score of the picture with all pixels removed."""
@@ -496,10 +496,8 @@ def curve_sets(heat: Float[Tensor, "*size"], shares: Sequence[float]) -> Bool[Te
     wanted, sets, hotter = _sets(heat, shares)
     tied = sets.flatten(1).sum(1) > wanted
     both = torch.cat([sets, hotter[tied]])
-    counts = both.flatten(1).sum(1)
-    order = [number for number in counts.argsort(stable=True).tolist() if 0 < counts[number] < heat.numel()]
-    kept = [number for place, number in enumerate(order) if not place or counts[number] != counts[order[place - 1]]]
-    return both[kept]
+    counts, first = np.unique(both.flatten(1).sum(1).numpy(), return_index=True)  # in order, each size once
+    return both[first[(counts > 0) & (counts < heat.numel())]]
 
 
 def _sets(
@@ -695,18 +693,13 @@ def colour_map(picture: Float[Tensor, "c *size"], colour: Float[Tensor, " c"]) -
     return _scaled(enlarge((cells - cells.amin())[None], size)[0])
 
 
-def _random_for(seed: int, picture: Tensor) -> Tensor:
-    """Return a random map that depends on the picture and the seed.
+def _reference(name: str, picture: Tensor, make: Callable[[Tensor], Tensor]) -> Heat:
+    """Return the reference map of a picture; those of other pictures depend on no model."""
 
-    With one random map for all pictures, chance would not average out over a folder. The map would also be coherent,
-    since a changed picture would have the same one.
-    """
-    return random_map(tuple(picture.shape[1:]), (seed, zlib.crc32(picture.contiguous().numpy().tobytes())))
+    def remade(pictures: Tensor, _: nn.Module | None) -> Sequence[Tensor]:
+        return [make(other.contiguous()) for other in pictures]
 
-
-def _remade(make: Callable[[Tensor], Tensor], pictures: Tensor, model: nn.Module | None) -> Sequence[Tensor]:  # noqa: ARG001
-    """Return the reference maps of other pictures; they depend on no model."""
-    return [make(picture.contiguous()) for picture in pictures]
+    return Heat(make(picture), name, remake=remade)
 
 
 def _scaled(values: Float[Tensor, "*size"]) -> Float[Tensor, "*size"]:

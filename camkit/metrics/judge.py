@@ -352,10 +352,7 @@ def judge(
     if not isinstance(images, (str, Path, Iterable)):
         raise InputError(f"judge takes a folder or a list of pictures, not {type(images).__name__}; pass [img] for one")
     explainer, chosen = prepared(model, methods, USUAL, options)
-    found: list[Any] = find_pictures([Path(images)]) if isinstance(images, (str, Path)) else list(images)
-    if isinstance(images, (str, Path)) and found == [Path(images)]:
-        open_picture(found[0])  # says what is wrong if there is no such file, or no picture in the folder
-    sample = random.Random(seed).sample(list(enumerate(found, start=1)), min(pictures, len(found)))
+    sample = _sampled(images, pictures, seed)
     layers = chosen_layers(explainer, target_layer)
     tried = {
         f"{method.name} at {layer}" if len(layers) > 1 and method.layer else method.name: (method, layer)
@@ -369,10 +366,10 @@ def judge(
     # Maps of several layers are compared on the cells of one layer, and then camkit chooses it.
     named = find_layers(explainer.model, layers[0]) if len(layers) == 1 and layers[0] is not None else ()
     cells_of, layer_of_cells = str(named[0]) if len(named) == 1 else None, ""
+    tell = progress or (lambda *_: None)
     _refuse_few(len(sample), len(tried), {})
     for done, (place, picture) in enumerate(sample):
-        if progress is not None:
-            progress(done, len(sample))
+        tell(done, len(sample))
         source = str(picture) if isinstance(picture, (str, Path)) else f"picture {place}"
         try:
             opened = open_picture(picture) if isinstance(picture, (str, Path)) else picture
@@ -390,30 +387,23 @@ def judge(
             maps[name].append(_Map(evaluator(heat, _MEASURED).numbers()))
         layer_of_cells = layer_of_cells or evaluator.cells_of
         used.append(source)
-    if progress is not None:
-        progress(len(sample), len(sample))
+    tell(len(sample), len(sample))
     _refuse_few(len(used), len(tried), unreadable)
     works = [name for name in tried if not all(each.failure for each in maps[name])]
     if not works:
         raise MethodError(f"no method works on these pictures: {maps[next(iter(tried))][0].failure}")
     names = [*(works if methods is None else tried), *REFERENCES]
-    values = {
-        metric: {name: np.array([each.values.get(metric) for each in maps[name]], float) for name in names}
-        for metric in _MEASURED
-    }
-    figures = {metric: figures_of(rows, METRICS[metric].better, seed) for metric, rows in values.items()}
-    rows = tuple(
-        _row(
-            name,
-            tried[name][0] if name in tried else None,
-            maps[name],
-            {each: figures[each][name] for each in figures},
-            float(np.median(plain)),
-        )
-        for name in names
-    )
+    rows = _rows({name: maps[name] for name in names}, tried, float(np.median(plain)), seed)
     recommended, seconds = recommend(rows, seed), time.perf_counter() - begin
     return MethodJudgement(explainer.name, rows, unreadable, recommended, tuple(used), layer_of_cells, seed, seconds)
+
+
+def _sampled(images: str | Path | Iterable[ImageLike], most: int, seed: int) -> list[tuple[int, Any]]:
+    """Return a random sample of the pictures of a folder or a list, each with its number there, from 1."""
+    found: list[Any] = find_pictures([Path(images)]) if isinstance(images, (str, Path)) else list(images)
+    if isinstance(images, (str, Path)) and found == [Path(images)]:
+        open_picture(found[0])  # says what is wrong if there is no such file, or no picture in the folder
+    return random.Random(seed).sample(list(enumerate(found, start=1)), min(most, len(found)))
 
 
 def _refuse_few(usable: int, rows: int, unreadable: Mapping[str, str]) -> None:
@@ -458,24 +448,39 @@ def _measured(evaluator: Evaluator, picture: Any, method: Method, layer: Layers 
     return _Map(values, found.layer, seconds, found.status != "ok")
 
 
-def _row(
-    name: str, method: Method | None, maps: Sequence[_Map], metrics: Mapping[str, Figure], plain: float
-) -> JudgedRow:
-    """Return the row of a method, or of a reference map; ``plain`` is the time of a plain pass."""
-    made = [each for each in maps if not each.failure]
-    failures = [each.failure for each in maps if each.failure]
-    shuffled = [value for each in made if (value := each.values.get("mprt")) is not None]
-    cost = float(np.median([each.seconds for each in made])) / plain if made else float("nan")
-    return JudgedRow(
-        name,
-        "" if method is None else method.name,
-        made[-1].layer if made else "",
-        metrics,
-        cost,
-        float(np.mean(shuffled)) if shuffled else None,
-        sum(each.is_empty for each in made),
-        (len(failures), failures[0] if failures else ""),
-    )
+def _rows(
+    maps: Mapping[str, Sequence[_Map]], tried: Mapping[str, tuple[Method, Layers | None]], plain: float, seed: int
+) -> tuple[JudgedRow, ...]:
+    """Return a row for each method and reference map.
+
+    Args:
+        maps: what was measured on each picture, by the name of the row.
+        tried: the methods by the names of their rows; the other rows are reference maps.
+        plain: the time of a plain pass in seconds.
+        seed: the seed of the draws.
+    """
+    figures: dict[str, dict[str, Figure]] = {}
+    for metric in _MEASURED:
+        values = {name: np.array([each.values.get(metric) for each in of_row], float) for name, of_row in maps.items()}
+        figures[metric] = figures_of(values, METRICS[metric].better, seed)
+    rows: list[JudgedRow] = []
+    for name, of_row in maps.items():
+        made = [each for each in of_row if not each.failure]
+        failures = [each.failure for each in of_row if each.failure]
+        shuffled = [value for each in made if (value := each.values.get("mprt")) is not None]
+        rows.append(
+            JudgedRow(
+                name=name,
+                method=tried[name][0].name if name in tried else "",
+                layer=made[-1].layer if made else "",
+                metrics={metric: figures[metric][name] for metric in _MEASURED},
+                cost=float(np.median([each.seconds for each in made])) / plain if made else float("nan"),
+                unmoved=float(np.mean(shuffled)) if shuffled else None,
+                empty=sum(each.is_empty for each in made),
+                failed=(len(failures), failures[0] if failures else ""),
+            )
+        )
+    return tuple(rows)
 
 
 OfRows: TypeAlias = Mapping[str, Float[np.ndarray, " n"]]

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from networks import Net, means
 from tiers import Extra, rows_represented
 from torch import Tensor, nn
 
 import camkit
-from camkit.errors import MethodError
 
 timm = Extra("timm")
 
@@ -66,23 +66,15 @@ def test_the_method_and_the_layer_depend_on_the_network(
 
 
 def test_a_finer_layer_that_carries_only_a_part_of_the_score_is_not_taken() -> None:
-    class Beside(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fine = nn.Conv2d(3, 8, 8, 8)
-            self.coarse = nn.Conv2d(8, 8, 4, 4)
-            self.other = nn.Conv2d(3, 8, 32, 32)
-            self.both = nn.Conv2d(8, 8, 1)
-            self.head = nn.Linear(8, 4)
-
-        def forward(self, images: Tensor) -> Tensor:
-            maps = self.both(self.coarse(self.fine(images).relu()) + self.other(images))
-            return self.head(maps.relu().mean((2, 3)))
+    def beside(net: Net, images: Tensor) -> Tensor:
+        maps = net.both(net.coarse(net.fine(images).relu()) + net.other(images))
+        return net.head(means(maps.relu()))
 
     torch.manual_seed(0)
-    found = camkit.explain(Beside(), picture(128), method="auto")
-    assert found.method == "gradcam"
-    assert found.raw.shape == (4, 4)
+    fine, other = nn.Conv2d(3, 8, 8, 8), nn.Conv2d(3, 8, 32, 32)
+    parts = {"coarse": nn.Conv2d(8, 8, 4, 4), "both": nn.Conv2d(8, 8, 1), "head": nn.Linear(8, 4)}
+    found = camkit.explain(Net(beside, fine=fine, other=other, **parts), picture(128), method="auto")
+    assert (found.method, found.raw.shape) == ("gradcam", (4, 4))
 
 
 def test_grad_cam_is_sharpened_by_the_share_of_the_largest_product_at_the_finer_layer() -> None:
@@ -103,8 +95,7 @@ def test_grad_cam_is_sharpened_by_the_share_of_the_largest_product_at_the_finer_
 def test_the_layer_is_the_deepest_one_and_the_reason_names_both() -> None:
     explainer = camkit.Explainer(network("resnet18"))
     found = explainer(picture(), 3)
-    assert explainer.layer.name == "layer4"
-    assert [layer.name for layer in explainer.layers] == ["layer3", "layer4"]
+    assert (str(explainer.layer), list(map(str, explainer.layers))) == ("layer4", ["layer3", "layer4"])
     assert "deepest 7x7 grid" in found.layer_reason
     assert "sharpened by layer3: the deepest 14x14 grid" in found.layer_reason
     assert found.caption().lines[0] == "Grad-CAM at layer layer4, sharpened by layer3, 14x14 cells"
@@ -116,10 +107,3 @@ def test_attention_comes_first_if_convolutions_run_before_it() -> None:
     model = torchvision.models.VisionTransformer(112, 16, 3, 4, 64, 128, num_classes=10, conv_stem_configs=steps).eval()
     nn.init.normal_(model.heads.head.weight, std=0.02)
     assert camkit.explain(model, picture(112), target=1).method == "chefer"
-
-
-def test_the_name_is_reserved_and_shares_no_pass() -> None:
-    with pytest.raises(MethodError, match="'auto'"):
-        camkit.register_method("auto")
-    with pytest.raises(MethodError, match="pass of its own"):
-        camkit.Explainer("demo-fair").by_methods(camkit.scenes.scene_paths()["car-sea"], ["auto", "gradcam"])
