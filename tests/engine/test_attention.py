@@ -107,9 +107,6 @@ def assert_same(found: np.ndarray, expected: np.ndarray, tolerance: float = 1e-5
     assert np.abs(found - expected).max() <= tolerance * np.abs(expected).max()
 
 
-# --- the formulas
-
-
 @functools.cache
 def computed(name: str, number: int, target: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Return the maps of a picture and their gradients, by the slow reference."""
@@ -166,9 +163,6 @@ def test_the_size_of_the_logits_loses_no_digits(method: str, name: str, scale: f
         head.bias *= scale
     found = camkit.explain(model, pictures(1), method=method, target=3)
     assert_same(found.raw, expected_map(LIBRARIES[name][1](model), method, pictures(1)[0], 3))
-
-
-# --- where the maps come from
 
 
 HUGGING_FACE: dict[str, tuple[str, int, int, list[int], dict[str, Any]]] = {
@@ -346,9 +340,6 @@ def test_legrad_does_not_depend_on_the_order_of_the_axes() -> None:
     assert all(np.allclose(a.raw, b.raw, rtol=1e-4, atol=1e-7) for a, b in zip(one, other, strict=True))
 
 
-# --- which tokens the head reads
-
-
 def without_gradients(blocks: Iterable[nn.Module], tokens: Tensor) -> Tensor:
     with torch.no_grad():
         return in_turn(blocks, tokens)
@@ -396,22 +387,6 @@ def test_a_head_of_zeros_has_no_influence(method: str) -> None:
     assert camkit.explain(model, pictures(1), method=method, target=1).status == "no_influence"
 
 
-# --- batches, targets, precision
-
-
-@pytest.mark.parametrize(
-    "name", represented_by("torchvision", among=["torchvision", "timm, attention pool", "Hugging Face"])
-)
-@pytest.mark.parametrize("method", NAMES)
-def test_a_batch_equals_its_pictures_one_by_one(method: str, name: str) -> None:
-    model, _ = library(name)
-    together = camkit.explain(model, pictures(3), method=method)
-    for image, found in zip(pictures(3), together, strict=True):
-        alone = camkit.explain(model, image, method=method)
-        assert alone.target == found.target
-        assert np.allclose(found.raw, alone.raw, rtol=1e-4, atol=1e-5 * np.abs(alone.raw).max())
-
-
 @pytest.mark.parametrize("method", ["rollout", "legrad"])
 def test_targets_of_every_kind(method: str) -> None:
     model, _ = library("torchvision")
@@ -441,9 +416,6 @@ def test_half_precision_gives_nearly_the_same_map(method: str, name: str, precis
     exact = camkit.explain(model, pictures(1), method=method, target=3)
     found = camkit.explain(model, pictures(1), method=method, target=3, precision=precision)
     assert np.corrcoef(found.raw.ravel(), exact.raw.ravel())[0, 1] > 0.99
-
-
-# --- planted truth
 
 
 def looking(net: Net, x: Tensor) -> Tensor:
@@ -490,9 +462,6 @@ def test_the_heat_is_where_the_decision_is_known_to_come_from(method: str, targe
 def test_rollout_shows_both_places_that_any_head_looks_at() -> None:
     raw = camkit.explain(planted_network(), planted(), method="rollout", target=0).raw
     assert set(raw.ravel().argsort()[-2:].tolist()) == {int(np.ravel_multi_index(p, raw.shape)) for p in (RED, GREEN)}
-
-
-# --- models on which they cannot work
 
 
 def inlined(blocks: Iterable[nn.Module], tokens: Tensor) -> Tensor:
@@ -620,9 +589,6 @@ def test_a_method_of_the_users_own() -> None:
         del METHODS["last-attention"]
 
 
-# --- tokens that are not the picture's, in any place
-
-
 class Arranged(nn.Module):
     """A transformer whose class token and registers can be anywhere in the sequence.
 
@@ -686,8 +652,3 @@ def test_other_tokens_may_stand_anywhere_or_are_refused(
     else:
         assert at not in (3, 8)
         assert_same(found.raw, expected_of(method, registers, averages=at is None))
-
-
-def test_legrad_averages_positive_gradients_over_heads_queries_and_layers() -> None:
-    gradients = [torch.tensor([[[[1.0, -2.0], [3.0, 4.0]]]]), torch.tensor([[[[-1.0, 0.0], [0.0, 2.0]]]])]
-    assert METHODS["legrad"].weights(gradients).tolist() == [[1.0, 1.5]]

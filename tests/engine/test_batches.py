@@ -12,7 +12,7 @@ import numpy as np
 import oracles
 import pytest
 import torch
-from networks import means
+from networks import means, sizes_of_passes
 from torch import Tensor, nn
 
 import camkit
@@ -155,20 +155,6 @@ def test_each_picture_of_a_list_gets_the_map_that_it_has_alone(run: Callable[...
         np.testing.assert_allclose(explanation.raw, raw, rtol=0, atol=1e-5 * np.abs(raw).max())
 
 
-def test_other_ways_to_pass_several_pictures_give_the_same() -> None:
-    net, images = Apart(MIXING["loop"]), pictures(3)
-    raws = [camkit.explain(net, image, target=CLASS).raw for image in images]
-    explainer = camkit.Explainer(net)
-    for rows in (
-        explainer.batch(images, CLASS),
-        explainer.stream(images, CLASS, batch_size=2),
-        explainer.batch([torch.stack(images)], CLASS),
-        camkit.explain_many(net, images, target=CLASS),
-    ):
-        for row, raw in zip(rows, raws, strict=True):
-            np.testing.assert_array_equal(row.raw, raw)
-
-
 @pytest.mark.parametrize(
     ("method", "kind"),
     [
@@ -234,15 +220,9 @@ def test_the_check_judges_each_picture_alone(kind: str) -> None:
     assert [answer.share for answer in found] == pytest.approx(shares, rel=1e-5)
 
 
-def count_passes(net: nn.Module) -> list[int]:
-    sizes: list[int] = []
-    net.register_forward_hook(lambda _, arguments, __: sizes.append(len(arguments[0])))
-    return sizes
-
-
 def test_what_was_found_out_is_remembered() -> None:
     net = Apart(apart)
-    sizes = count_passes(net)
+    sizes = sizes_of_passes(net)
     explainer = camkit.Explainer(net, "act")
     explainer.batch(pictures(5), CLASS, batch_size=4)
     assert max(sizes) == 4, "no pass has more pictures than the caller allows"
@@ -276,7 +256,7 @@ BRIGHT = pictures(1)[0][None]
     ids=lambda value: None if isinstance(value, (bool, int)) else "",
 )
 def test_mixing_is_found_and_rounding_is_not_mixing(net: nn.Module, image: Tensor, keeps: bool, passes: int) -> None:
-    record, sizes = ModelRecord.of_model(net), count_passes(net)
+    record, sizes = ModelRecord.of_model(net), sizes_of_passes(net)
     name, layer = list(net.named_children())[1]
     assert keeps_pictures_apart(net, image, {LayerRef(name): layer}, record) == keeps
     assert len(sizes) == passes

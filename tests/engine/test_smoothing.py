@@ -53,9 +53,6 @@ def weighted_maps(model: SmallNet, image: Tensor) -> tuple[np.ndarray, np.ndarra
     return as_float64(maps), gradient_by_differences(lambda a: exact.head(a[None])[0, CLASS], maps, step=1e-6)
 
 
-# --- augment
-
-
 @pytest.mark.parametrize(("method", "oracle"), [("gradcam", gradcam), ("layercam", layercam)])
 def test_augment_is_the_mean_over_the_mirrored_and_multiplied_pictures(method, oracle) -> None:
     model, picture = SmallNet(activation=nn.GELU), small_picture()[0]
@@ -189,9 +186,6 @@ def test_each_layers_map_is_averaged_before_the_layers_are_fused(fuse: str) -> N
     assert_equal(found.heatmap, expected / expected.max())
 
 
-# --- eigen
-
-
 def test_eigen_is_the_first_principal_component_of_the_weighted_maps() -> None:
     model = SmallNet(activation=nn.GELU)
     maps, gradients = weighted_maps(model, small_picture()[0])
@@ -227,9 +221,6 @@ def test_a_map_that_is_not_finite_is_reported_and_no_error() -> None:
     assert explained(model, "eigen").status == "non_finite"
 
 
-# --- what is said
-
-
 def test_caption_and_json_say_it() -> None:
     model = SmallNet()
     found = explained(model, "augment+eigen")
@@ -256,9 +247,6 @@ def test_the_shell_and_the_config_take_it(tmp_path: Path, capsys: pytest.Capture
     assert len({Path(row["file"]).read_bytes() for row in rows}) == 3
     in_python = camkit.explain("demo-fair", photo, config={"explain": {"smooth": "eigen"}})
     assert in_python.smooth == "eigen"
-
-
-# --- what is refused
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,6 @@ from scripts.weights import PHOTOS, WEIGHTS
 CHICKADEE, SAMOYED = 19, 258
 
 
-# --- the classes ------------------------------------------------------------------------------------------------------
-
-
 def plain_probabilities(name: str, weights: Path, photo: Path) -> Tensor:
     """Return the probabilities that torchvision gives without camkit."""
     net = torchvision.models.get_model(name, weights=None).eval()
@@ -57,9 +54,6 @@ def test_labels_are_true_names(model, folder):
             right += row.target in entry["imagenet_labels"]
 
     assert right >= 6
-
-
-# --- the heat ---------------------------------------------------------------------------------------------------------
 
 
 def energy_inside(row: camkit.Explanation, region: np.ndarray) -> float:
@@ -107,9 +101,6 @@ def test_the_samoyed_is_found_on_the_dog(models, folder, method, inside):
     assert row.target == SAMOYED
     assert region[int(y), int(x)]
     assert energy_inside(row, region) > inside
-
-
-# --- the heat is about what changes the score -------------------------------------------------------------------------
 
 
 @pytest.mark.extended

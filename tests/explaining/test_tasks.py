@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torchvision
+from networks import Net, classifier
 from PIL import Image
 from refusals import refused
 from tasks import Detecting, Padding, Segmenting, beside, scene
@@ -31,9 +31,6 @@ def grown(mask: np.ndarray, by: int = 12) -> np.ndarray:
 
 def share(heatmap: np.ndarray, mask: np.ndarray) -> float:
     return float(heatmap[grown(mask)].sum() / heatmap.sum())
-
-
-# --- segmentation -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["gradcam", "hirescam", "layercam"])
@@ -108,9 +105,6 @@ def test_without_a_target_the_class_that_covers_most_is_explained_and_not_the_ba
     for mask in (np.zeros((8, 8), bool), np.ones(4), "mask.png"):
         with refused("mask", TargetError):
             camkit.explain(SEGMENTING, image, target=segment(1, mask))
-
-
-# --- detection --------------------------------------------------------------------------------------------------------
 
 
 def test_each_boxs_heat_lies_on_it_and_differs_from_the_others():
@@ -236,13 +230,9 @@ def test_heat_on_the_padding_a_model_adds_is_not_stretched_over_the_picture():
     assert np.allclose(found.heatmap, expected / expected.max(), atol=1e-6)
 
 
-# --- several labels, one number, a contrast, an embedding -------------------------------------------------------------
-
-
 def made(outputs: int = 4, bias: list[float] | None = None) -> nn.Sequential:
     torch.manual_seed(0)
-    pool = nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
-    net = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), *pool, nn.Linear(6, outputs)).eval()
+    net = classifier(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), classes=outputs)
     if bias is not None:
         with torch.no_grad():
             net[4].weight.mul_(0.1)
@@ -346,29 +336,7 @@ def test_a_target_for_another_kind_of_model_is_one_sentence(make, said):
         camkit.explain(made(), torch.randn(3, 12, 12), target=make(), labels=list("abcd"))
 
 
-# --- several layers ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("how", ["max", "product"])
-def test_layers_are_fused_after_scaling(how):
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(4, 5, 3, 2, 1), nn.Flatten(), nn.LazyLinear(3)).eval()
-    image = torch.randn(3, 16, 24)
-    net(image[None])
-
-    explain = functools.partial(camkit.explain, net, image, method="gradcam", target=1)
-    fused = explain(target_layer=["0", "1"], fuse=how)
-    alone = np.stack([explain(target_layer=layer).heatmap for layer in ("0", "1")])
-
-    expected = alone.max(0) if how == "max" else alone.prod(0)
-    assert fused.heatmap == pytest.approx(expected / expected.max(), abs=1e-5)
-    assert fused.raw.shape == (8, 12)
-
-
 def test_a_detector_without_a_grid_is_refused():
-    class Empty(nn.Module):
-        def forward(self, images: Tensor) -> list[dict[str, Tensor]]:
-            return [{"boxes": torch.zeros(0, 4), "scores": torch.zeros(0)} for _ in images]
-
+    empty = Net(lambda _, images: [{"boxes": torch.zeros(0, 4), "scores": torch.zeros(0)} for _ in images])
     with pytest.raises(LayerError, match="no module inside the model returned feature maps"):
-        camkit.explain(Empty(), torch.randn(3, 12, 12))
+        camkit.explain(empty, torch.randn(3, 12, 12))

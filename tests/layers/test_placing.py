@@ -30,9 +30,6 @@ def chosen(net: nn.Module, *size: int) -> Any:
     return decide(net, torch.rand(1, *size)).chosen()
 
 
-# --- order ------------------------------------------------------------------------------------------------------------
-
-
 def windows_first(maps: Tensor, _: Tensor) -> Tensor:
     windows = maps.unflatten(3, (4, -1)).unflatten(2, (4, -1)).permute(0, 2, 4, 3, 5, 1)
     return windows.flatten(1, 4)
@@ -135,12 +132,6 @@ def moves_of(size: tuple[int, int], draw: random.Random) -> dict[str, tuple[Move
     def exchanged(axis: int) -> Move:
         return lambda x: torch.cat(x.chunk(2, axis)[::-1], axis)
 
-    def stacked(x: Tensor) -> Tensor:
-        return torch.stack(x.unbind(3)[::-1], 3)
-
-    def indexed(x: Tensor) -> Tensor:
-        return x[:, :, torch.arange(x.shape[2] - 1, -1, -1)]
-
     def windows(x: Tensor) -> Tensor:
         """Put the cells of each 2 x 2 window one after the other."""
         return x.unflatten(3, (-1, 2)).unflatten(2, (-1, 2)).transpose(3, 4).flatten(2).view_as(x)
@@ -154,8 +145,6 @@ def moves_of(size: tuple[int, int], draw: random.Random) -> dict[str, tuple[Move
         "transpose": (lambda x: x.mT, lambda x: x.mT),
         "turn and mirror": (lambda x: x.rot90(1, (2, 3)).flip(2), lambda x: x.flip(2).rot90(-1, (2, 3))),
         "mirror": (lambda x: x.flip(3), lambda x: x.flip(3)),
-        "mirror by stacking": (stacked, stacked),
-        "mirror by indexing": (indexed, indexed),
         "mirror the order": (lambda x: x.flatten(2).flip(2).view_as(x), lambda x: x.flatten(2).flip(2).view_as(x)),
         "roll down": (lambda x: x.roll(down, 2), lambda x: x.roll(-down, 2)),
         "roll both": (lambda x: x.roll((down, across), (2, 3)), lambda x: x.roll((-down, -across), (2, 3))),
@@ -296,9 +285,6 @@ def test_no_map_of_moved_cells_is_drawn_without_a_doubt(count):
     if count >= 1000:  # few cells leave some doubt, but most of those in their places are drawn
         in_place = [given for _, given in answers if given not in ("refused", "unsure", "silent")]
         assert in_place.count("right") > 0.6 * len(in_place)
-
-
-# --- what a model does to its picture first ---------------------------------------------------------------------------
 
 
 def after(change: Callable[[Tensor], Tensor], inner: nn.Module) -> Net:
@@ -452,9 +438,6 @@ def test_patches_that_a_model_cuts_without_a_convolution_are_a_grid(layer):
     assert (explainer.layer.layout.grid, explainer.layer.sure) == ((8, 8), True)
 
 
-# --- other tokens, and the order of a sequence ------------------------------------------------------------------------
-
-
 @dataclass
 class Encoded:
     hidden: Tensor
@@ -552,9 +535,6 @@ def test_the_detection_tokens_after_the_patches_are_not_taken_for_patches(size, 
         return
     assert (found.status, layer.name.startswith("vit.encoder.layer.")) == ("ok", True)
     assert (layer.layout.kind, layer.layout.grid, layer.layout.prefix) == ("tokens", (rows, columns), 1)
-
-
-# --- heads and branches -----------------------------------------------------------------------------------------------
 
 
 def test_the_score_decides_that_is_called_so_and_not_what_comes_first():
@@ -686,8 +666,6 @@ def test_a_shift_of_some_channels_by_a_pixel_leaves_cells_where_they_are(side: i
     assert (layer.name, layer.sure) == ("1", True)
 
 
-# --- where cells look -------------------------------------------------------------------------------------------------
-#
 # The truth is the gradient of one cell at the picture, in networks whose weights are all equal: its centre of mass is
 # the middle of what the cell reads. In a trained network, it is the object whose class is explained.
 
@@ -890,9 +868,6 @@ def test_fused_layers_are_moved_to_the_places_of_the_finest_cells():
     moved = np.stack([np.interp([0, 2, 4, 6, 8, 10], [0, 4, 8], row) for row in (coarse / coarse.amax(1)[:, None])])
     expected = ((fine / fine.amax(1)[:, None]).numpy() + moved) / 2
     assert np.allclose(fuse([fine, coarse], "mean", placements), expected, atol=1e-6)
-
-
-# --- signals ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("length", "channels"), [(1024, 64), (1000, 48), (1024, 256), (300, 100)])
