@@ -60,13 +60,6 @@ def sorted_inside(net: Apart, images: Tensor) -> Tensor:
     return net.scores(images[order])[order.argsort()]
 
 
-def first_and_third_exchanged(net: Apart, images: Tensor) -> Tensor:
-    order = torch.arange(len(images))
-    if len(order) > 2:
-        order[[0, 2]] = order[[2, 0]]
-    return net.scores(images[order])[order]
-
-
 def pairs(net: Apart, images: Tensor) -> Tensor:
     """Give each picture of an even number a share of its neighbour's scores."""
     scores = net.scores(images)
@@ -117,7 +110,6 @@ MIXING: dict[str, Callable[[Apart, Tensor], Tensor]] = {
     "turned inside": lambda net, images: net.scores(images.flip(0)).flip(0),
     "sorted inside": sorted_inside,
     "left sorted": lambda net, images: net.scores(images[images.mean((1, 2, 3)).argsort(descending=True)]),
-    "exchanged inside": first_and_third_exchanged,
     "pairs": pairs,
     "more than two": more_than_two,
 }
@@ -276,10 +268,8 @@ def test_one_answer_for_several_pictures_is_a_question(options: dict[str, Any]) 
     """As of networks for the pictures of one patient."""
     net = Apart(lambda net, images: net.scores(images).mean(0, keepdim=True))
     images, layer = pictures(3), options.pop("layer", None)
-
     with pytest.raises(TargetError, match=r"one answer for 3 pictures; pass batch_size=1 .*'occlusion'") as caught:
         camkit.explain(net, torch.stack(images), layer, **options)
-
     assert "\n" not in str(caught.value)
     alone = [camkit.explain(net, image, layer, **options) for image in images]
     for row, own in zip(camkit.explain(net, images, layer, batch_size=1, **options), alone, strict=True):

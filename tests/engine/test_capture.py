@@ -236,11 +236,9 @@ def test_fp16_gradients_neither_vanish_nor_overflow(volume):
     parts = {"features": nn.Conv2d(3, 4, 3), "head": nn.Linear(4, 2)}
     net = Net(lambda net, images: net.head(net.features(images).amax((2, 3))) * volume, **parts)
     images = torch.randn(2, 3, 8, 8)
-
     exact, half = (
         captured(net, images, [ClassTarget(1)], "features", precision=precision) for precision in ("fp32", "fp16")
     )
-
     one, two = half.features[0].by_target[0].float(), exact.features[0].by_target[0]
     assert torch.isfinite(one).all()
     torch.testing.assert_close(one, two, rtol=1e-2, atol=1e-3 * float(two.abs().max()))
@@ -307,7 +305,6 @@ def test_a_model_that_relies_on_the_memory_format_gets_the_ordinary_one(flatten)
     net = Net(lambda net, images: net.head(flatten(net.features(images))), **parts)
     images = torch.randn(5, 3, 8, 8)
     weights = net.head.weight[1].reshape(4, 8, 8).mean((1, 2))
-
     for _ in range(2):
         explained = camkit.explain(net, images, "features", method="gradcam", target=1, batch_size=5)
         for number, one in enumerate(explained):

@@ -96,34 +96,6 @@ def test_every_kind_of_head_equals_the_definition(name: str) -> None:
     assert found.residual == pytest.approx(score - mean - float(total.sum()), abs=3 * rounding)
 
 
-def test_the_cells_of_a_linear_head_sum_to_the_difference() -> None:
-    model = classifier(nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.Conv2d(8, 8, 3), classes=3)
-    image = torch.randn(3, SIZE, SIZE)
-    found = explained(model, image, "1", direction("+", CLASS), references=references())
-    with torch.no_grad():
-        difference = model(image[None])[0, CLASS] - model(references())[:, CLASS].mean()
-    assert found.residual == pytest.approx(0, abs=1e-6)
-    assert found.raw.sum() == pytest.approx(float(difference), abs=1e-6)
-    assert found.references.quantity == "output, with this sign"
-
-
-def test_a_mean_over_more_references_comes_nearer_to_the_difference() -> None:
-    model, ref, _, _ = built("chain")
-    images = torch.randn(12, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(2))
-    few, more = (
-        sum(abs(row.residual) for row in explained(model, images, str(ref), references=references(count=count)))
-        for count in (2, 16)
-    )
-    assert more < few / 2
-
-
-def test_a_path_beside_the_layer_shows_in_the_residual() -> None:
-    model, ref, _, image = built("skip")
-    beside = explained(model, image, str(ref), references=references(count=16))
-    before = explained(model, image, "stem", references=references(count=16))
-    assert abs(beside.residual) > 5 * abs(before.residual)
-
-
 OWN_SOFTMAX = Net(lambda _, logits: logits.exp() / logits.exp().sum(1, keepdim=True))
 
 

@@ -614,6 +614,18 @@ def test_weights_of_half_precision(method: str) -> None:
     assert found.raw.dtype == np.float32
 
 
+@pytest.mark.parametrize("precision", ["bf16-forced", "fp16"])
+@pytest.mark.parametrize("method", ["scorecam", "fullgrad", "rollout", "legrad"])
+def test_passes_of_half_precision(method: str, precision: Any) -> None:
+    """The parts of FullGrad add up to rounding."""
+    model = for_method(method)
+    full, half = (
+        camkit.explain(model, pictures(1)[0], method=method, target=3, precision=each) for each in ("fp32", precision)
+    )
+    assert np.corrcoef(full.raw.ravel(), half.raw.ravel())[0, 1] > 0.99
+    assert not np.array_equal(full.raw, half.raw)
+
+
 @pytest.mark.parametrize("how", ["closed", "dropped", "dropped unstarted", "raised into"])
 def test_an_abandoned_stream_leaves_no_trace(how: str, tmp_path: Path) -> None:
     model = in_the_middle_of_training(made(Parts))

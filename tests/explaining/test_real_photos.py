@@ -34,7 +34,6 @@ def plain_probabilities(name: str, weights: Path, photo: Path) -> Tensor:
 
 def test_the_five_best_classes_of_every_photo_are_those_of_plain_torchvision(model, folder, test_data):
     rows = camkit.explain(model, [folder / photo for photo in PHOTOS], target=camkit.targets.top(5))
-
     assert len(rows) == 5 * len(PHOTOS)
     for number, photo in enumerate(PHOTOS):
         found = rows[5 * number : 5 * number + 5]
@@ -52,7 +51,6 @@ def test_labels_are_true_names(model, folder):
             row = camkit.explain(model, folder / entry["file"])
             assert row.label == model.labels[row.target]
             right += row.target in entry["imagenet_labels"]
-
     assert right >= 6
 
 
@@ -82,7 +80,6 @@ def test_the_heat_lies_on_the_object_more_than_its_area_would_explain(model, fol
     model, region = with_its_own_padding(model), object_mask(folder, photo)
     for method in ("gradcam", None):
         row = camkit.explain(model, folder / photo, method=method)
-
         assert region.shape == row.picture.shape[:2]
         assert row.status == "ok"
         seen = ~np.isnan(row.heatmap_on_picture(unseen=np.nan))
@@ -95,7 +92,6 @@ def test_the_samoyed_is_found_on_the_dog(models, folder, method, inside):
     """With torchvision's padding, which these weights were not trained with, heat lies a cell beside what causes it."""
     model = with_its_own_padding(models["mobilenet_v2"])
     row = camkit.explain(model, folder / "dog_segmentation_256.png", method=method)
-
     region = object_mask(folder, "dog_segmentation_256.png")
     x, y = row.peak
     assert row.target == SAMOYED

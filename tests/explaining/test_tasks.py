@@ -36,11 +36,9 @@ def share(heatmap: np.ndarray, mask: np.ndarray) -> float:
 @pytest.mark.parametrize("method", ["gradcam", "hirescam", "layercam"])
 def test_the_heat_for_a_class_lies_on_it_and_not_on_another(method):
     image, (plane, car) = beside(("plane", "sea", 1), ("car", "wood", 2))
-
     for name, mask, other in (("plane", plane, car), ("car", car, plane)):
         for target in (name, segment(name, mask)):
             found = camkit.explain(SEGMENTING, image, target=target, method=method, labels=NAMES)
-
             assert found.label == name
             assert found.raw.shape == (16, 32)
             assert share(found.heatmap, mask) > 0.6
@@ -89,7 +87,6 @@ def test_maps_of_probabilities_are_explained_as_maps_of_logits(classes, ending):
     torch.manual_seed(3)
     bare = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, classes, 1)).eval()
     image = torch.randn(3, 12, 12)
-
     for target in (None, 0):
         expected = camkit.explain(bare, image, "1", target=target)
         found = camkit.explain(nn.Sequential(*bare, ending).eval(), image, "1", target=target)
@@ -129,7 +126,6 @@ def test_a_box_is_found_by_label_by_position_and_as_the_best():
     image, _ = beside(("plane", "sea", 1), ("car", "wood", 2))
     both = camkit.explain(net, image, target=top(2), labels=NAMES)
     by_label = {row.label: row for row in both}
-
     car = by_label["car"]
     near = tuple(side + 9 for side in car.detection)
     for target in ("car", box(label="car"), box(near=near)):
@@ -178,9 +174,7 @@ def test_a_class_of_a_detector_without_labels_is_one_sentence():
 def test_a_box_on_the_original_picture(tmp_path):
     picture, _ = scene("car", "wood", 2)
     Image.fromarray(picture).resize((256, 256)).save(tmp_path / "car.png")
-
     row = camkit.explain(DETECTING, tmp_path / "car.png", preprocess=scenes.preprocess, labels=NAMES)
-
     on_input = camkit.explain(DETECTING, scenes.preprocess(Image.open(tmp_path / "car.png")), labels=NAMES)
     assert list(row.detection) == pytest.approx([2 * side for side in on_input.detection], abs=1.5)
     assert row.to_dict()["detection"] == list(row.detection)
@@ -221,9 +215,7 @@ def test_torchvisions_detectors_are_explained_where_all_boxes_come_from(name, si
 def test_heat_on_the_padding_a_model_adds_is_not_stretched_over_the_picture():
     torch.manual_seed(0)
     net, image = Padding().eval(), torch.rand(3, 16, 16)
-
     found = camkit.explain(net, image, "patches", target=1)
-
     assert found.raw.shape == (4, 8)
     enlarged = functional.interpolate(torch.from_numpy(found.raw)[None, None].relu(), size=(16, 32), mode="bilinear")
     expected = enlarged[0, 0, :, :16]
@@ -249,9 +241,7 @@ def raw_of(net: nn.Sequential, image: Tensor, score: Any) -> np.ndarray:
 def test_every_class_above_a_threshold_is_explained_best_first():
     net, image = made(bias=[1.0, -3.0, 3.0, -0.5]), torch.randn(3, 12, 12)
     shares = net(image[None])[0].sigmoid().tolist()
-
     found = camkit.explain(net, [image, image], target=above(0.5), method="hirescam")
-
     assert [row.target for row in found] == [2, 0, 2, 0]
     assert [row.probability for row in found[:2]] == pytest.approx([shares[2], shares[0]], abs=1e-6)
     assert np.allclose(found[1].raw, raw_of(net, image, lambda out: out[:, 0]), atol=1e-6)
@@ -262,9 +252,7 @@ def test_every_class_above_a_threshold_is_explained_best_first():
 @pytest.mark.parametrize("outputs", [1, 4])
 def test_a_number_may_go_up_or_down(outputs):
     net, image = made(outputs), torch.randn(3, 12, 12)
-
     up, down = camkit.explain(net, image, target=[direction("+"), direction("-")], method="hirescam")
-
     assert up.score == pytest.approx(-down.score)
     assert np.allclose(up.raw, -down.raw)
     assert np.allclose(down.raw, raw_of(net, image, lambda out: -out[:, 0]), atol=1e-6)
@@ -280,12 +268,10 @@ def test_a_number_may_go_up_or_down(outputs):
 def test_a_direction_explains_the_logit_behind_a_sigmoid(sign, logit, dtype):
     """Also where the sigmoid is 1 or 0 in this type, so that its gradient is zero."""
     net, image = made(1, bias=[logit]).to(dtype), torch.randn(3, 12, 12)
-
     expected = camkit.explain(net, image, target=direction(sign), method="hirescam")
     found = camkit.explain(
         nn.Sequential(net, nn.Sigmoid()), image, "0." + expected.layer, target=direction(sign), method="hirescam"
     )
-
     assert found.status in ("ok", "no_positive_evidence")
     np.testing.assert_array_equal(found.raw, expected.raw)
     assert found.raw.any()
@@ -294,9 +280,7 @@ def test_a_direction_explains_the_logit_behind_a_sigmoid(sign, logit, dtype):
 
 def test_one_class_rather_than_another_is_the_difference_of_their_logits():
     net, image = made(), torch.randn(3, 12, 12)
-
     found = camkit.explain(net, image, target=contrast("b", 3), labels=list("abcd"), method="hirescam")
-
     assert found.label == found.caption().title == "b rather than d"
     assert np.allclose(found.raw, raw_of(net, image, lambda out: out[:, 1] - out[:, 3]), atol=1e-6)
     for wrong, said in ((contrast("z", "a"), "no label"), (contrast(0, 9), "range")):

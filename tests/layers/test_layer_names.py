@@ -190,11 +190,3 @@ def test_gradients_are_edited_by_the_name_of_a_type() -> None:
 @pytest.mark.parametrize("layer", ["layer2.conv1", "_orig_mod.layer2.conv1", "layer2.co*1", LayerRef("layer2.conv1")])
 def test_feature_maps_use_the_grammar(layer: Any) -> None:
     assert camkit.feature_maps(Network(), IMAGES[0], layer).layer == "layer2.conv1"
-
-
-def test_feature_maps_are_of_one_layer() -> None:
-    message = (
-        "of one layer, but these are several: layer1.conv1, layer1.conv1.layer1.conv2.*, layer1.conv2, layer2.conv1"
-    )
-    with pytest.raises(LayerError, match=message):
-        camkit.feature_maps(Network(), IMAGES[0], "Conv2d")
