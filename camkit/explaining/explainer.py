@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from camkit.engine.guard import ModelRecord, interruptible
+from camkit.engine.guard import interruptible
 from camkit.engine.passes import (
     autocasting,
     cores_of_a_pass,
@@ -86,12 +86,11 @@ from camkit.models import (
     load_model,
     pick_device,
     read_labels,
-    spatial_rank,
     usual_batch_size,
 )
 from camkit.models.loaded import Loadable, LoadedModel, as_labels
 from camkit.models.modules import Adapted, adapted, explained_failures
-from camkit.options import ExplainerOptions, Fusion, Model, Options, Precision, Targets
+from camkit.options import ExplainerOptions, Fusion, Model, Options, Targets
 from camkit.targets import EachTarget, SimilarTarget, TargetLike, as_targets
 from camkit.targets.classes import of_changed_picture
 from camkit.targets.scores import Expands, OnPicture, Scores, Target
@@ -308,7 +307,6 @@ class Explainer:
     ) -> None:
         memory = ModelMemory(loaded.module) if memory is None else memory
         self._loaded, self._memory, self._boxes = loaded, memory, boxes or CropBoxes()
-        self._rank = spatial_rank(loaded.module)
         outer = (loaded.module, getattr(loaded.module, "model", None))
         self._has_inputs = any(isinstance(part, Adapted) and part.others for part in outer)
         precision, note = usable_precision(choices.options["precision"], device_of(loaded.module))
@@ -316,7 +314,7 @@ class Explainer:
             warnings.warn(note, stacklevel=3)
         references = choices.options["references"]
         if not isinstance(references, References):  # else those of the Explainer that this one shares them with
-            references = References(references, loaded.preprocess, self._rank)
+            references = References(references, loaded.preprocess, memory.rank)
         choices = replace(choices, method=for_model(choices, loaded.module))
         self._choices = choices.but(precision=precision, references=references)
         self._without_layer = replace(self._choices.but(progress=None), target_layer=None)
@@ -453,8 +451,8 @@ class Explainer:
             raise ImageError("this call takes one picture; explainer.batch(images) explains several")
         targets = self._targets(target)
         _check_count(targets, 1)
-        image = img[0] if isinstance(img, Tensor) and img.dim() == self._rank + 2 else img
-        prepared = prepare(image, self._loaded.preprocess, source_of(image, 1), self._rank)
+        image = img[0] if isinstance(img, Tensor) and img.dim() == self._memory.rank + 2 else img
+        prepared = prepare(image, self._loaded.preprocess, source_of(image, 1), self._memory.rank)
         return targets, located(prepared, self._loaded.preprocess, self._boxes)
 
     def using(
@@ -516,24 +514,22 @@ class Explainer:
         Raises:
             InputError: something in the call or the picture is wrong.
         """
-        at_once, memory = self._batch_size(batch_size), self._current_memory()
+        at_once, memory = self._batch_size(batch_size), self._memory.refreshed()
         targets, prepared = self._one(img, target)
         picture = prepared.tensor.detach().to(*memory.record.placement)
         _check_finite(picture[None], prepared)
-
-        def current() -> tuple[ModelRecord, dict[Precision, bool]]:
-            latest = self._current_memory()
-            return latest.record, latest.answers_alike
 
         (fixed,) = _of_pictures(targets, [prepared])
         at_once = at_once if memory.keeps_pictures_apart(picture[None], at_once) else 1
         with _saying_why(self.model, picture[None]):
             activation, precision = self._loaded.activation, self._choices.options["precision"]
-            return PictureScores(self.model, picture, fixed, activation, precision, at_once, current)
+            return PictureScores(
+                self.model, picture, fixed, activation, precision, at_once, lambda: self._memory.refreshed().record
+            )
 
     def _are_several_images(self, img: object) -> bool:
         if isinstance(img, Tensor):
-            return img.dim() == self._rank + 2 and len(img) != 1
+            return img.dim() == self._memory.rank + 2 and len(img) != 1
         return isinstance(img, (list, tuple))
 
     def batch(
@@ -625,8 +621,8 @@ class Explainer:
         if target.embedding is not None:
             return target
         module, device = self.model, device_of(self.model)
-        prepared = prepare(target.reference, self._loaded.preprocess, "the reference picture", self._rank)
-        with quiet_pass(module, device, "fp32", self._current_memory().record), interruptible():
+        prepared = prepare(target.reference, self._loaded.preprocess, "the reference picture", self._memory.rank)
+        with quiet_pass(module, device, "fp32", self._memory.refreshed().record), interruptible():
             return target.embedded(module(prepared.tensor[None].to(device, dtype_of(module))))
 
     def _passes(
@@ -640,7 +636,7 @@ class Explainer:
         together.
         """
         for_threads = self.method.for_threads and all(target.for_threads for target in targets)
-        at_once = passes_at_once(self._current_memory().record) if for_threads else 1
+        at_once = passes_at_once(self._memory.refreshed().record) if for_threads else 1
         cores = cores_of_a_pass() if at_once > 1 else torch.get_num_threads()
         for batch in batches:
             with using_cores(cores) if counted and leaves_room(batch) else nullcontext():
@@ -665,7 +661,7 @@ class Explainer:
         """Read the pictures, and join them into batches of one size."""
         pictures = 0
         preprocess, boxes = self._loaded.preprocess, self._boxes
-        for batch in batches_of(images, preprocess, self._rank, boxes, batch_size, draft=draft):
+        for batch in batches_of(images, preprocess, self._memory.rank, boxes, batch_size, draft=draft):
             pictures += len(batch) if isinstance(batch, list) else 1
             yield batch
             del batch
@@ -693,7 +689,7 @@ class Explainer:
             An explanation, or a failure, for each target of each picture: picture by picture, then method by method.
         """
         try:
-            device, dtype = self._current_memory().record.placement
+            device, dtype = self._memory.refreshed().record.placement
             with autocasting(device):
                 inputs = stacked([item.tensor for item in batch]).to(device, dtype)
                 return self._of_targets(batch, inputs, targets, methods)
@@ -770,7 +766,7 @@ class Explainer:
     ) -> list[list[Explanation | Failure]]:
         """Add to each explanation what the other inputs give with a picture of one colour, the picture's mean."""
         plain = inputs.mean(tuple(range(2, inputs.dim())), keepdim=True).expand_as(inputs).contiguous()
-        precision, record = self._choices.options["precision"], self._current_memory().record
+        precision, record = self._choices.options["precision"], self._memory.refreshed().record
         with quiet_pass(self.model, inputs.device, precision, record), interruptible():
             output = self.model(plain)
             values = [
@@ -835,11 +831,6 @@ class Explainer:
         shared = SHARED.get(self.model)
         if shared is not None:
             shared.start_over()
-
-    def _current_memory(self) -> ModelMemory:
-        if self._memory.refresh():
-            self._rank = spatial_rank(self.model)
-        return self._memory
 
 
 def are_several_targets(target: object) -> bool:

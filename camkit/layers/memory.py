@@ -13,15 +13,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from camkit.engine.guard import ModelRecord, WeightMarks, is_in_use
-from camkit.engine.passes import KeptReferences, Pass, ignoring_errors, keep_last, keeps_pictures_apart
+from camkit.engine.passes import Pass, ignoring_errors, keep_last, keeps_pictures_apart
 from camkit.errors import LayerError, TargetError, advice
 from camkit.layers.choose import decide
 from camkit.layers.decision import Decision
 from camkit.layers.names import select_layers
 from camkit.layers.places import with_places
+from camkit.models import spatial_rank
 from camkit.targets.classes import FunctionTarget
 from camkit.targets.scores import ScoreReading, Target, logits_of
-from camkit.types import LayerRef, Layout, Precision, Spread, TargetLayer
+from camkit.types import LayerRef, Layout, Spread, TargetLayer
 
 _MOST_SIZES = 32
 """How many input sizes have their decisions kept: few models see more, and deciding again takes a second at most."""
@@ -36,15 +37,13 @@ _DecisionKey: TypeAlias = tuple[InputKind, Hashable]
 class ModelMemory:
     """Remembers what was decided for one model, without keeping the model alive.
 
-    ``refresh`` forgets everything if the model's structure changed, such as a submodule, a hook or a switch.
+    ``refreshed`` forgets everything if the model's structure changed, such as a submodule, a hook or a switch.
 
     Attributes:
-        answers_alike: for each precision, whether the model gives the same results in both memory formats.
-        may_resize: whether the model may resize its input itself.
         not_all_tokens: the kinds of inputs for which attention does not run between all tokens, or cannot be read.
         checked_tokens: the kinds of inputs and the layouts for which all tokens of the grid are the picture's.
         overwrites: whether the model overwrites tensors that its backward pass needs.
-        kept_references: what the model returned for reference pictures.
+        rank: the number of axes of the model's input after the channels.
         record: the model's record.
     """
 
@@ -60,12 +59,10 @@ class ModelMemory:
 
     def _start(self, model: nn.Module) -> None:
         record = ModelRecord.of_model(model)
-        self.answers_alike: dict[Precision, bool] = {}
-        self.may_resize = True
         self.not_all_tokens: set[InputKind] = set()
         self.checked_tokens: set[tuple[InputKind, Layout]] = set()
         self.overwrites = False
-        self.kept_references = KeptReferences()
+        self.rank = spatial_rank(model)
         self._final_activation: str | None = None
         self._apart: dict[tuple[LayerRef, ...], tuple[int, bool | None]] = {}
         self._selected: dict[tuple[object, ...], Mapping[LayerRef, nn.Module]] = {}
@@ -86,13 +83,12 @@ class ModelMemory:
         assert model is not None
         return model
 
-    def refresh(self) -> bool:
-        """Forget everything if the model's structure has changed, and return whether it has."""
+    def refreshed(self) -> ModelMemory:
+        """Return the memory, which forgets everything first if the model's structure has changed."""
         model = self._model()
-        if model is None or is_in_use(self.record) or self.record.is_current():
-            return False
-        self._start(model)
-        return True
+        if model is not None and not is_in_use(self.record) and not self.record.is_current():
+            self._start(model)
+        return self
 
     def selected(self, selectors: tuple[object, ...]) -> Mapping[LayerRef, nn.Module]:
         """Return the layers that selectors match, with their modules.

@@ -256,19 +256,15 @@ class Runner:
             memory.placed([layer for layer in layers if layer.size], inputs[:1], self.options["spread"]),
             infer_layout,
             precision=self.options["precision"],
-            answers_alike=memory.answers_alike,
             record=memory.record,
-            may_resize=memory.may_resize,
-            users_code=not all(target.for_threads for target in targets),
             progress=self.options["progress"],
             apart=apart,
             references=self.options["references"],
-            kept_references=memory.kept_references,
             afresh=isinstance(layers, Levels),
         )
         try:
             with keeping_overwritten() if memory.overwrites else nullcontext():
-                captured = method.run(one_pass)
+                return method.run(one_pass)
         except RepeatedError:
             if len(inputs) > 1:  # the model may take a few pictures at a time
                 raise OneByOneError from None
@@ -278,8 +274,6 @@ class Runner:
                 raise
             memory.overwrites = True
             return self._run(method, targets, inputs, layers)
-        memory.may_resize = captured.resized
-        return captured
 
 
 def _may_miss(captured: Capture, method: Method) -> bool:

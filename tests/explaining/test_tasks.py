@@ -33,18 +33,6 @@ def share(heatmap: np.ndarray, mask: np.ndarray) -> float:
     return float(heatmap[grown(mask)].sum() / heatmap.sum())
 
 
-@pytest.mark.parametrize("method", ["gradcam", "hirescam", "layercam"])
-def test_the_heat_for_a_class_lies_on_it_and_not_on_another(method):
-    image, (plane, car) = beside(("plane", "sea", 1), ("car", "wood", 2))
-    for name, mask, other in (("plane", plane, car), ("car", car, plane)):
-        for target in (name, segment(name, mask)):
-            found = camkit.explain(SEGMENTING, image, target=target, method=method, labels=NAMES)
-            assert found.label == name
-            assert found.raw.shape == (16, 32)
-            assert share(found.heatmap, mask) > 0.6
-            assert share(found.heatmap, other) < 0.3
-
-
 def test_the_score_of_a_segmentation_is_the_mean_logit_over_its_cells():
     net = SEGMENTING
     image, (_, car) = beside(("plane", "sea", 1), ("car", "wood", 2))

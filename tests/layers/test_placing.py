@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from networks import Net, classifier, means
-from numpy.typing import NDArray
 from tiers import represented_by, rows_represented
 from torch import Tensor, nn
 from torch.nn import functional
@@ -749,46 +748,6 @@ def test_cells_are_measured_again_after_any_convolution_was_trained(number):
 def test_other_cells_are_spread_evenly(model):
     maps = [at_layers(model.eval(), torch.rand(3, 225, 225), spread=spread) for spread in (None, "even")]
     assert np.array_equal(*(explanation.positions for explanation in maps))
-
-
-def object_and_scene(number: int, side: int, random: torch.Generator) -> tuple[Tensor, Tensor, NDArray[np.float64]]:
-    """Return pictures with a striped, barred or hollow square, which kind each has, and the squares' middles."""
-    kinds = torch.randint(3, (number,), generator=random)
-    pictures, middles = torch.rand(number, 3, side, side, generator=random) * 0.3 + 0.3, []
-    for picture, kind in zip(pictures, kinds, strict=True):
-        top, left = torch.randint(2, side - 20, (2,), generator=random).tolist()
-        square = torch.zeros(3, 18, 18)
-        square[0] = 1
-        (square[:, 6:12], square[:, :, 6:12], square[:, 5:13, 5:13])[int(kind)].zero_()
-        picture[:, top : top + 18, left : left + 18] = square
-        middles.append((top + 8.5, left + 8.5))
-    return pictures, kinds, np.array(middles)
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize(("kind", "side"), [(nn.Conv2d, 96), (nn.Conv2d, 97), (Same, 96)])
-def test_the_heat_of_a_trained_network_lies_on_the_object(kind, side):
-    """With an even spread, the heat lies 0.3 to 0.45 cells beside the object."""
-    torch.manual_seed(0)
-    random = torch.Generator().manual_seed(0)
-    layers: list[nn.Module] = []
-    for inputs, outputs in ((3, 16), (16, 24), (24, 32), (32, 32)):
-        layers += [kind(inputs, outputs, 3, 2, 0 if kind is Same else 1), nn.BatchNorm2d(outputs), nn.ReLU()]
-    net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 3))
-    optimiser = torch.optim.Adam(net.parameters(), 4e-3)
-    for _ in range(260):
-        pictures, kinds, _ = object_and_scene(32, side, random)
-        optimiser.zero_grad()
-        functional.cross_entropy(net(pictures), kinds).backward()
-        optimiser.step()
-    pictures, kinds, middles = object_and_scene(100, side, random)
-    beside = []
-    for found, middle in zip(
-        camkit.Explainer(net.eval(), method="hirescam").batch(list(pictures)), middles, strict=True
-    ):
-        heat = found.heatmap * (found.heatmap > 0.3)
-        beside.append([(heat.sum(1 - axis) * np.arange(side)).sum() / heat.sum() - middle[axis] for axis in (0, 1)])
-    assert np.abs(np.median(beside, 0)).max() < 0.15 * 16
 
 
 def test_cells_at_the_same_place_are_drawn_as_their_mean():
