@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heads import CASES, CLASS, SIZE, built
+from heads import CASES, CLASS, SIZE, built, with_output
 from networks import Net, classifier
 from oracles import as_float64, expected
 from PIL import Image
@@ -46,36 +46,24 @@ def log_odds(logits: Tensor, index: int = CLASS) -> Tensor:
     return logits[0, index] - torch.stack(others).exp().sum().log()
 
 
-class ByHook:
-    """The definition: a hook gives one call of a layer other values, and autograd differentiates the whole model."""
+def by_hook(
+    model: nn.Module, ref: LayerRef, image: Tensor, pictures: Tensor, score: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, float, float]:
+    """Return what each value of the layer's output adds, the score, and its mean over the reference pictures.
 
-    def __init__(self, model: nn.Module, ref: LayerRef) -> None:
-        self.model, self.ref = copy.deepcopy(model).double().eval(), ref
-
-    def run(self, image: Tensor, value: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the layer's output and the logits; with a value, the layer returns it."""
-        seen: list[Tensor] = []
-
-        def hook(_: nn.Module, __: object, output: Tensor) -> Tensor | None:
-            seen.append(output.detach().clone())
-            return value if value is not None and len(seen) == (self.ref.call or 1) else None
-
-        handle = self.model.get_submodule(self.ref.name).register_forward_hook(hook)
-        logits = self.model(image.double())
-        handle.remove()
-        return seen[(self.ref.call or 1) - 1], logits
-
-    def map(self, image: Tensor, pictures: Tensor, score: Callable[[Tensor], Tensor]) -> tuple[Tensor, float, float]:
-        """Return what each value of the layer's output adds, the score, and its mean over the reference pictures."""
-        own, logits = self.run(image)
-        total, scores = torch.zeros_like(own), []
-        for picture, share in zip(pictures, _shares(len(pictures)).tolist(), strict=True):
-            other, of_other = self.run(picture[None])
-            between = (other + share * (own - other)).requires_grad_()
-            (gradient,) = torch.autograd.grad(score(self.run(image, between * 1)[1]), between)
-            total += (own - other) * gradient / len(pictures)
-            scores.append(float(score(of_other).detach()))
-        return total, float(score(logits).detach()), float(np.mean(scores))
+    The definition: a hook gives the layer other values, and autograd differentiates the whole model.
+    """
+    model, image = copy.deepcopy(model).double().eval(), image.double()
+    own, logits = with_output(model, ref, image)
+    total, scores = torch.zeros_like(own), []
+    for picture, share in zip(pictures.double(), _shares(len(pictures)).tolist(), strict=True):
+        other, of_other = with_output(model, ref, picture[None])
+        between = (other + share * (own - other)).requires_grad_()
+        changed = with_output(model, ref, image, lambda _, between=between: between * 1)[1]
+        (gradient,) = torch.autograd.grad(score(changed), between)
+        total += (own - other) * gradient / len(pictures)
+        scores.append(float(score(of_other).detach()))
+    return total, float(score(logits).detach()), float(np.mean(scores))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -84,7 +72,7 @@ def test_every_kind_of_head_equals_the_definition(name: str) -> None:
     model, ref, layout, image = built(name)
     with unchanged(model):
         found = explained(model, image, str(ref), references=references())
-    total, score, mean = ByHook(model, ref).map(image, references(), log_odds)
+    total, score, mean = by_hook(model, ref, image, references(), log_odds)
     cells = to_grid(total, layout).sum(1)[0].numpy()
     assert np.abs(cells).max() > 0
     np.testing.assert_allclose(found.raw, cells, rtol=0, atol=2e-5 * np.abs(cells).max())

@@ -26,6 +26,7 @@ import torchvision
 from networks import Net, Parts, network
 from PIL import Image
 from tiers import PASSES, represented_by, rows_represented
+from tiny_models import gradient_times_activation
 from torch import Tensor, nn
 from unchanged import compiler_switch, in_the_middle_of_training, unchanged
 
@@ -284,17 +285,14 @@ class Writing(Parts):
 
 
 def reference(model: Parts, x: Tensor, target: int) -> tuple[Tensor, np.ndarray]:
-    """Return the scores and the map of HiResCAM, by a hook that begins a graph at the layer's output."""
-    kept: list[Tensor] = []
+    """Return the scores and the map of HiResCAM, from autograd."""
 
-    def begin(*called: Any) -> Tensor:
-        kept.append(called[-1].detach().requires_grad_())
-        return kept[0].clone()
+    def score() -> Tensor:
+        return model(x.clone())[:, target]
 
-    with model.layer.register_forward_hook(begin):
-        scores = model(x.clone())[:, target]
-    (gradients,) = torch.autograd.grad(scores.sum(), kept[0])
-    return scores.detach(), (kept[0] * gradients).detach().sum(1).numpy()
+    raw = gradient_times_activation(model, "layer", lambda: score().sum()).sum(1).numpy()
+    model.zero_grad()
+    return score().detach(), raw
 
 
 def watch(model: nn.Module, fired: set[str]) -> None:

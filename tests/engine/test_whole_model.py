@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,15 +116,7 @@ def test_the_map_equals_its_formula(name: str) -> None:
 
 
 def test_the_published_parameters_are_the_defaults() -> None:
-    defaults = {
-        name: {
-            option.name: option.default
-            for option in inspect.signature(AS_PUBLISHED[name].weights).parameters.values()
-            if option.kind is inspect.Parameter.KEYWORD_ONLY
-        }
-        for name in FEW
-    }
-    assert defaults == {
+    assert {name: AS_PUBLISHED[name].weights.__kwdefaults__ or {} for name in FEW} == {
         "scorecam": {},
         "sscam": {"samples": 35, "sigma": 2.0},
         "iscam": {"steps": 10},

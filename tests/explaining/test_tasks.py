@@ -13,6 +13,7 @@ from PIL import Image
 from refusals import refused
 from tasks import Detecting, Padding, Segmenting, beside, scene
 from tiers import represented_by
+from tiny_models import gradient_times_activation
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -221,9 +222,7 @@ def made(outputs: int = 4, bias: list[float] | None = None) -> nn.Sequential:
 
 
 def raw_of(net: nn.Sequential, image: Tensor, score: Any) -> np.ndarray:
-    maps = net[:2](image[None]).detach().requires_grad_()
-    score(net[2:](maps)).sum().backward()
-    return (maps * maps.grad).sum(1)[0].detach().numpy()
+    return gradient_times_activation(net, "1", lambda: score(net(image[None])).sum()).sum(1)[0].numpy()
 
 
 def test_every_class_above_a_threshold_is_explained_best_first():
