@@ -172,7 +172,7 @@ class ModelRecord:
         self.changeable = range(len(modules)) if self.runs_own_code else authored
         self.answers_alike: dict[Precision, bool] = {}
         self.may_resize = True
-        self.reference_maps: dict[Hashable, tuple[WeightMarks, Any]] = {}
+        self.reference_maps: dict[Hashable, tuple[list[int], Any]] = {}
 
     @classmethod
     def of_model(cls, model: nn.Module) -> ModelRecord:
@@ -258,20 +258,11 @@ def _switch(value: Any) -> Any:
     return id(value)
 
 
-class WeightMarks:
-    """The identities and versions of parameters and buffers, which show whether they were written to or replaced."""
-
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._marks = self._marks_of(modules)
-
-    def still_hold(self, modules: Iterable[nn.Module]) -> bool:
-        """Tell whether nothing has been written to in between."""
-        return self._marks_of(modules) == self._marks
-
-    def _marks_of(self, modules: Iterable[nn.Module]) -> list[int]:
-        held = [tensor for module in modules for tensor in (*module._parameters.values(), *module._buffers.values())]
-        tensors = [tensor for tensor in held if tensor is not None]
-        return [*map(id, tensors), *(-1 if tensor.is_inference() else tensor._version for tensor in tensors)]
+def weight_marks(modules: Iterable[nn.Module]) -> list[int]:
+    """Return the identities and versions of parameters and buffers, which differ if one was written to or replaced."""
+    held = [tensor for module in modules for tensor in (*module._parameters.values(), *module._buffers.values())]
+    tensors = [tensor for tensor in held if tensor is not None]
+    return [*map(id, tensors), *(-1 if tensor.is_inference() else tensor._version for tensor in tensors)]
 
 
 Restore: TypeAlias = Callable[[], list[Tensor]]
@@ -285,28 +276,18 @@ def _save_model(record: ModelRecord, new: frozenset[int]) -> Restore:
     modules = record.modules()
     changeable = [modules[number] for number in record.changeable]
     restore_tensors = _save_tensors(changeable, record.other_attributes(modules))
-    restore_flags = _save_flags(modules)
-    restore_tables = _save_tables(changeable)
-
-    def restore() -> list[Tensor]:
-        restore_tables()
-        restore_flags()
-        return restore_tensors()
-
-    return restore
-
-
-def _save_flags(modules: Sequence[nn.Module]) -> Callable[[], None]:
-    """Save which modules are in training mode, and put all into evaluation mode."""
     flags = [module.training for module in modules]
     if any(flags):
         for module in modules:
             module.training = False
+    restore_tables = _save_tables(changeable)
 
-    def restore() -> None:
+    def restore() -> list[Tensor]:
+        restore_tables()
         for module, flag in zip(modules, flags, strict=True):
             if module.training != flag:
                 module.training = flag
+        return restore_tensors()
 
     return restore
 
@@ -317,7 +298,8 @@ def _save_tables(modules: Sequence[nn.Module]) -> Callable[[], None]:
     before, sizes, first_new_hook = _items_of(tables), list(map(len, tables)), RemovableHandle.next_id
 
     def restore() -> None:
-        if _are_identical(_items_of(tables), before):
+        after = _items_of(tables)
+        if len(after) == len(before) and all(map(operator.is_, after, before)):
             return
         names, values = iter(before[: sum(sizes)]), iter(before[sum(sizes) :])
         contents = [
@@ -339,14 +321,10 @@ def _items_of(tables: Sequence[dict[str, Any]]) -> list[Any]:
     return [*itertools.chain.from_iterable(tables), *itertools.chain.from_iterable(map(dict.values, tables))]
 
 
-def _are_identical(items: list[Any], others: list[Any]) -> bool:
-    return len(items) == len(others) and all(map(operator.is_, items, others))
-
-
 def _restore_table(table: dict[str, Any], content: dict[str, Any]) -> None:
     """Restore a module's attributes, parameters or buffers, except what PyTorch manages."""
     if "_modules" not in table:  # parameters or buffers, whose order counts
-        if not _are_identical([*table, *table.values()], [*content, *content.values()]):
+        if list(table) != list(content) or list(map(id, table.values())) != list(map(id, content.values())):
             table.clear()
             table.update(content)
         return

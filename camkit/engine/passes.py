@@ -25,7 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from camkit.engine.attach import contiguous_gradients, forward_hooks, precise, tensors_in
 from camkit.engine.cut import EntangledError, Saved, Tape, cut, not_reached
-from camkit.engine.guard import PACKAGES, ModelRecord, WeightMarks, guarded, interruptible
+from camkit.engine.guard import PACKAGES, ModelRecord, guarded, interruptible, weight_marks
 from camkit.errors import LayerError, listing_layers
 from camkit.targets.scores import Expands, Scores, Target, main_tensor
 from camkit.types import EVEN, Extent, LayerRef, Layout, Placement, Precision, Progress, ReferenceScores
@@ -79,9 +79,9 @@ def kept_reference_maps(record: ModelRecord, key: Hashable, run: Callable[[], Re
 
     Those of the last reference pictures, layers and sizes are kept.
     """
-    modules, kept = record.modules(), record.reference_maps.pop(key, None)
-    if kept is None or not kept[0].still_hold(modules):
-        kept = WeightMarks(modules), run()
+    marks, kept = weight_marks(record.modules()), record.reference_maps.pop(key, None)
+    if kept is None or kept[0] != marks:
+        kept = marks, run()
     # Those of 16 pictures take 50 MB at ResNet-50's first stage, and 2 MB at its last.
     maps: ReferenceMaps = keep_last(record.reference_maps, key, kept, 4)[1]
     return maps

@@ -70,8 +70,8 @@ from camkit.images.prepare import (
 )
 from camkit.images.regions import CropBoxes
 from camkit.layers.memory import SHARED, ModelMemory
-from camkit.layers.names import Layers
-from camkit.layers.runner import OneByOneError, OneTargetError, Ran, Runner, selectors_of
+from camkit.layers.names import Layers, selectors_in
+from camkit.layers.runner import OneByOneError, OneTargetError, Ran, Runner
 from camkit.methods import AUTO, METHODS, Method, find_method
 from camkit.methods.on_one_picture import PictureScores
 from camkit.methods.registry import MethodLike
@@ -319,9 +319,12 @@ class Explainer:
         self._choices = choices.but(precision=precision, references=references)
         self._without_layer = replace(self._choices.but(progress=None), target_layer=None)
         self._smooth = choices.options["smooth"] or ""
-        self._runner = Runner(memory, selectors_of(choices.target_layer), choices.method, self._choices.options)
-        if self._runner.selectors is not None:
-            memory.selected(self._runner.selectors)  # refuses layers that the model does not have
+        selectors = None
+        if choices.target_layer is not None:
+            nothing = "the list of target layers is empty; pass None to let camkit choose the layer"
+            selectors = selectors_in(choices.target_layer, nothing)
+            memory.selected(selectors)  # refuses layers that the model does not have
+        self._runner = Runner(memory, selectors, choices.method, self._choices.options)
         self._used: tuple[TargetLayer, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -561,7 +564,6 @@ class Explainer:
         batch_size: int | None = None,
         on_error: Literal["raise"] = "raise",
         draft: bool = False,
-        on_pass: Callable[[], None] | None = None,
     ) -> Iterator[Explanation]: ...
 
     @overload
@@ -573,7 +575,6 @@ class Explainer:
         batch_size: int | None = None,
         on_error: Literal["raise", "yield"],
         draft: bool = False,
-        on_pass: Callable[[], None] | None = None,
     ) -> Iterator[Explanation | Failure]: ...
 
     def stream(
@@ -584,7 +585,6 @@ class Explainer:
         batch_size: int | None = None,
         on_error: Literal["raise", "yield"] = "raise",
         draft: bool = False,
-        on_pass: Callable[[], None] | None = None,
     ) -> Iterator[Explanation | Failure]:
         """Explain any number of pictures: memory holds a few batches, and reading overlaps with computing.
 
@@ -593,7 +593,7 @@ class Explainer:
             target, batch_size: as for ``batch``.
             on_error: for a picture that cannot be read: "raise" its error in its place, or "yield" a ``Failure``
                 there and go on.
-            draft, on_pass: as for ``explain_many``.
+            draft: as for ``explain_many``.
 
         Returns:
             An iterator over the Explanations, in the order of the pictures. The arguments are checked before it is
@@ -602,6 +602,19 @@ class Explainer:
         Raises:
             InputError: something in the call is wrong.
         """
+        return self._stream(images, target, batch_size, on_error, draft=draft)
+
+    def _stream(
+        self,
+        images: Iterable[ImageLike],
+        target: Targets,
+        batch_size: int | None,
+        on_error: str,
+        *,
+        draft: bool,
+        on_pass: Callable[[], None] | None = None,
+    ) -> Iterator[Explanation | Failure]:
+        """Explain any number of pictures; ``on_pass`` is called before the rows of each pass through the model."""
         if on_error not in ("raise", "yield"):
             raise InputError(f"on_error must be 'raise' or 'yield', not {on_error!r}")
         targets, size = self._targets(target), self._batch_size(batch_size)
@@ -1047,4 +1060,4 @@ def explain_many(
         InputError: as ``explain``.
     """
     explainer = _sharing_explainer(explain_many, model, target_layer, options)
-    return explainer.stream(images, options.get("target"), on_error=on_error, draft=draft, on_pass=on_pass)
+    return explainer._stream(images, options.get("target"), None, on_error, draft=draft, on_pass=on_pass)

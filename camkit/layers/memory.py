@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from camkit.engine.guard import ModelRecord, WeightMarks, is_in_use
+from camkit.engine.guard import ModelRecord, is_in_use, weight_marks
 from camkit.engine.passes import Pass, ignoring_errors, keep_last, keeps_pictures_apart
 from camkit.errors import LayerError, TargetError, advice
 from camkit.layers.choose import decide
@@ -53,7 +53,7 @@ class ModelMemory:
 
     def start_over(self) -> None:
         """Forget everything, also the record of the model."""
-        model = self.model
+        model = self._model()
         if model is not None:
             self._start(model)
 
@@ -66,15 +66,10 @@ class ModelMemory:
         self._final_activation: str | None = None
         self._apart: dict[tuple[LayerRef, ...], tuple[int, bool | None]] = {}
         self._selected: dict[tuple[object, ...], Mapping[LayerRef, nn.Module]] = {}
-        self._decisions: dict[_DecisionKey, tuple[Decision, WeightMarks | None]] = {}
+        self._decisions: dict[_DecisionKey, tuple[Decision, list[int] | None]] = {}
         self._placed: dict[tuple[InputKind, LayerRef, Layout | None, Spread], Layout | None] = {}
-        self._placed_with: WeightMarks | None = None
+        self._placed_with: list[int] = []
         self.record = record  # assigned last: if Ctrl-C comes earlier, the old record stays and is still out of date
-
-    @property
-    def model(self) -> nn.Module | None:
-        """The model; None after it was deleted."""
-        return self._model()
 
     @property
     def living(self) -> nn.Module:
@@ -132,9 +127,10 @@ class ModelMemory:
         every = self.record.modules()
         # Convolutions show whether a network was trained further: looking at all weights takes longer.
         trained: list[nn.Module] = [module for module in every if isinstance(module, nn.Conv2d)] or every
-        if self._placed_with is None or not self._placed_with.still_hold(trained):
+        marks = weight_marks(trained)
+        if marks != self._placed_with:
             self._placed.clear()
-            self._placed_with = WeightMarks(trained)
+            self._placed_with = marks
         placed = {ref: self._placed[key] for ref, key in keys.items() if key in self._placed}
         new = [layer for layer in layers if layer.ref not in placed]
         if new:
@@ -153,11 +149,11 @@ class ModelMemory:
         key = kind_of(image), identity
         is_kept = target is None or identity is not None
         kept = self._decisions.get(key) if is_kept else None
-        if kept is not None and (kept[1] is None or kept[1].still_hold(self.record.modules())):
+        if kept is not None and (kept[1] is None or kept[1] == weight_marks(self.record.modules())):
             return kept[0]
         decision = decide(self.living, image, self.record, target=target)
         if is_kept and decision.lasting and not decision.of_picture:
-            marks = WeightMarks(self.record.modules()) if decision.of_weights else None
+            marks = weight_marks(self.record.modules()) if decision.of_weights else None
             keep_last(self._decisions, key, (decision, marks), _MOST_SIZES)
         return decision
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from camkit.engine.cut import RepeatedError
 from camkit.engine.passes import Capture, NotRunError, Pass, ignoring_errors, is_overwriting, keeping_overwritten
@@ -16,7 +16,6 @@ from camkit.errors import LayerError, MethodError
 from camkit.layers.decision import UNSURE, Decision, Levels
 from camkit.layers.layouts import infer_layout
 from camkit.layers.memory import ModelMemory, kind_of
-from camkit.layers.names import Layers
 from camkit.layers.trace import FramesFirstError
 from camkit.methods import AUTO, METHODS, ODAM, SHARPENED, Method
 from camkit.methods.on_attention import check_cells
@@ -24,7 +23,7 @@ from camkit.methods.on_one_picture import at_once
 from camkit.methods.registry import FINE, Way, sharpening
 from camkit.targets.classes import EachFiner
 from camkit.targets.scores import Target
-from camkit.types import WHOLE_MODEL, LayerRef, TargetLayer
+from camkit.types import WHOLE_MODEL, TargetLayer
 
 _AS_NAMED = "as named"
 
@@ -45,24 +44,6 @@ class Ran:
     layers: tuple[TargetLayer, ...]
     method: Method
     for_boxes: Method | None = None
-
-
-def selectors_of(target_layer: Layers | None) -> tuple[Any, ...] | None:
-    """Return what the caller passed as target layers as a tuple; None if camkit chooses the layer.
-
-    Raises:
-        LayerError: the list is empty.
-    """
-    if target_layer is None:
-        return None
-    if isinstance(target_layer, (str, nn.Module, LayerRef, TargetLayer, type)) or not isinstance(
-        target_layer, Iterable
-    ):
-        return (target_layer,)
-    selectors = tuple(target_layer)
-    if not selectors:
-        raise LayerError("the list of target layers is empty; pass None to let camkit choose the layer")
-    return selectors
 
 
 @dataclass(frozen=True, eq=False)

@@ -241,8 +241,17 @@ def test_a_thousand_calls_keep_nothing() -> None:
     assert process.memory_info().rss - before < 8 << 20
 
 
+class Preparation:
+    """A preprocessing that owns something, as a model's own preprocessing does."""
+
+    size = (SIZE, SIZE)
+
+    def prepare(self, picture: Image.Image) -> Tensor:
+        return to_tensor(picture.resize(self.size))
+
+
 def test_a_model_dies_with_its_explainer_while_another_lives_even_if_its_parts_know_it() -> None:
-    kept, gone = made(), made()
+    kept, gone, preparation = made(), made(), Preparation()
     gone.late.parent = [gone]
     gone.deep.register_forward_hook(lambda *_: None)
     living, explainer = camkit.Explainer(kept), camkit.Explainer(gone)
@@ -250,10 +259,11 @@ def test_a_model_dies_with_its_explainer_while_another_lives_even_if_its_parts_k
     explainer(picture())
     camkit.explain(gone, picture())
     camkit.explain(gone, picture(), gone.deep)
-    reference = weakref.ref(gone)
-    del gone, explainer
+    camkit.explain(gone, PLANE, preprocess=preparation.prepare)
+    references = weakref.ref(gone), weakref.ref(preparation)
+    del gone, explainer, preparation
     gc.collect()
-    assert reference() is None
+    assert [reference() for reference in references] == [None, None]
     living(picture())
 
 
@@ -563,12 +573,8 @@ def test_one_of_several_outputs_is_explained(kind, name):
         camkit.explain(net, image, output="mood")
 
 
-def prepare(picture: Image.Image) -> Tensor:
-    return to_tensor(picture.resize((32, 32)))
-
-
 def places() -> tuple[nn.Module, Callable[[Image.Image], Tensor]]:
-    return Tasks("tuple"), prepare
+    return Tasks("tuple"), Preparation().prepare
 
 
 def test_a_shell_names_the_option_that_chooses_an_output(tmp_path, capsys):
