@@ -36,8 +36,7 @@ class Apart(nn.Module):
         torch.manual_seed(0)
         self.conv, self.act, self.fc = nn.Conv2d(3, 6, 4, 4), nn.ReLU(), nn.Linear(6, 4)
         self.last = nn.Conv2d(6, 6, 1)
-        if run in NORMED:
-            self.norm = nn.BatchNorm2d(NORMED[run], track_running_stats=False)
+        self.before, self.after = (nn.BatchNorm2d(count, track_running_stats=False) for count in (3, 6))
         self.run = run
         self.eval()
 
@@ -79,15 +78,11 @@ def of_scores(change: Callable[[Tensor], Tensor]) -> Callable[[Apart, Tensor], T
 
 
 def statistics_before(net: Apart, images: Tensor) -> Tensor:
-    return net.scores(net.norm(images))
+    return net.scores(net.before(images))
 
 
 def statistics_after(net: Apart, images: Tensor) -> Tensor:
-    return net.fc(means(net.norm(net.maps(images)).relu()))
-
-
-NORMED = {statistics_before: 3, statistics_after: 6}
-"""How many channels these normalise over the batch."""
+    return net.fc(means(net.after(net.maps(images)).relu()))
 
 
 def early_exit(net: Apart, images: Tensor) -> Tensor:
