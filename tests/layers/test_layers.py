@@ -13,6 +13,7 @@ import torchvision
 from networks import Net, Tally, classifier, means, stage
 from refusals import refused
 from tiers import represented_by, rows_represented
+from tiny_models import gradient_times_activation
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -145,13 +146,12 @@ def test_what_a_layer_returns_beside_its_maps_may_be_computed_from_them(layer, f
     body = Net(with_pooled, stem=nn.Conv2d(3, 6, 3, 2, 1), conv=nn.Conv2d(6, 23, 3, 2, 1))
     net = Net(lambda net, images: net.head(net.body(images)["pooler_output"]), body=body, head=nn.Linear(23, 4))
     image = torch.randn(3, 32, 48)
-    maps = body.conv(body.stem(image[None]).relu()).detach().requires_grad_()
-    net.head(means(maps.relu()))[0, 1].backward()
+    expected = gradient_times_activation(net, "body.conv", lambda: net(image[None])[0, 1]).sum(1)[0]
 
     found = explain(net.requires_grad_(not frozen), image, layer, target=1, method="hirescam")
 
     assert found.layer == (layer or "body.conv")
-    assert np.allclose(found.raw, (maps * maps.grad).sum(1)[0].detach(), atol=1e-6)
+    assert np.allclose(found.raw, expected, atol=1e-6)
 
 
 def with_statistics(net: nn.Module, side: int) -> nn.Module:
@@ -237,14 +237,13 @@ def test_signals_and_volumes_have_maps_as_well(rank, layer):
     convolution = getattr(nn, f"Conv{rank}d")
     model = classifier(convolution(2, 4, 3, 2, 1), convolution(4, 6, 3, 2, 1))
     item = torch.randn(2, *(16, 24, 32)[:rank])
-    maps = model[:2](item[None]).detach().requires_grad_()
-    model[2:](maps)[0, 1].backward()
+    expected = gradient_times_activation(model, "1", lambda: model(item[None])[0, 1]).sum(1)[0]
 
     single = explain(model, item, layer, target=1, method="hirescam")
     several = explain(model, torch.stack([item, item]), layer, target=1, method="hirescam")
 
     assert single.layer == "1"
-    assert np.allclose(single.raw, (maps * maps.grad).sum(1)[0].detach(), atol=1e-6)
+    assert np.allclose(single.raw, expected, atol=1e-6)
     assert single.heatmap.shape == item.shape[1:]
     assert len(several) == 2
     assert np.allclose(several[1].raw, single.raw, atol=1e-6)
