@@ -206,7 +206,7 @@ def test_small_falls_of_a_score_in_float64_are_exact() -> None:
     with torch.no_grad():
         trunk, head = nn.Sequential(*list(model)[:3]), nn.Sequential(*list(model)[3:])
         expected = oracles.OF_SCORES["ablationcam"](
-            trunk(image)[0], lambda maps: float(head(torch.from_numpy(maps)[None])[0, CLASS])
+            trunk(image)[0], lambda maps: float(head(torch.tensor(maps)[None])[0, CLASS])
         )
         assert found.score == float(model(image)[0, CLASS])
     np.testing.assert_allclose(found.raw, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
