@@ -141,10 +141,6 @@ class ModelMemory:
                 keep_last(self._placed, keys[ref], layout, _MOST_SIZES)
         return {ref: placed[ref] for ref in keys}
 
-    def decision_for(self, image: Float[Tensor, "1 c *size"], target: Target) -> Decision:
-        """Return a decision for one target of this very image, without remembering it."""
-        return self._decided(image, target, None)
-
     def _decided(self, image: Tensor, target: Target | None, identity: Hashable) -> Decision:
         key = kind_of(image), identity
         is_kept = target is None or identity is not None

@@ -13,6 +13,7 @@ from torch import Tensor
 from camkit.engine.cut import RepeatedError
 from camkit.engine.passes import Capture, NotRunError, Pass, ignoring_errors, is_overwriting, keeping_overwritten
 from camkit.errors import LayerError, MethodError
+from camkit.layers.choose import decide
 from camkit.layers.decision import UNSURE, Decision, Levels
 from camkit.layers.layouts import infer_layout
 from camkit.layers.memory import ModelMemory, kind_of
@@ -147,7 +148,7 @@ class Runner:
                 raise OneByOneError
             if len(targets) > 1:
                 raise OneTargetError
-            decision = self.memory.decision_for(inputs, targets[0])
+            decision = decide(self.memory.living, inputs, self.memory.record, target=targets[0])
             if decision.layer is not None and decision.lasting and decision.layer.ref != layers[-1].ref:
                 used, layers = method.at(decision)
                 captured = self._run(used, targets, inputs, layers)
