@@ -1,7 +1,7 @@
 """Run a model once without changing it: the precision and memory format, the layers to save, and the result.
 
 And how many pictures run at once: ``in_parts`` halves the passes of methods that need many, and
-``Explainer._explain_batch`` halves batches. In some models, the pictures of a batch affect each other: a loop over the
+``BatchExplainer`` halves batches. In some models, the pictures of a batch affect each other: a loop over the
 pictures calls a layer once for each, a normalisation without running statistics mixes the pictures, and a model that
 sorts its batch returns feature maps in another order.
 """

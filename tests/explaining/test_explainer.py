@@ -300,7 +300,7 @@ def threads_of_passes(explainer: camkit.Explainer, images: Iterable[Any], **opti
 
     explainer._explain_batch = noting  # type: ignore[method-assign]
     list(explainer.stream(images, **options))
-    del explainer._explain_batch
+    explainer._explain_batch = run
     return threads
 
 
