@@ -73,7 +73,7 @@ def classify(plan: Plan) -> None:
         for tensor in itertools.chain(prepared, [None]):
             if batch and (tensor is None or len(batch) == size):
                 inputs = torch.stack(batch)
-                module(inputs.contiguous(memory_format=faster_format(module, inputs, "fp32", {})))
+                module(inputs.contiguous(memory_format=faster_format(module, inputs, "fp32", plan.memory.record)))
                 batch = []
             if tensor is not None:
                 batch.append(tensor)

@@ -17,6 +17,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
+from camkit.engine.guard import ModelRecord
 from camkit.engine.passes import faster_format
 
 Run = Callable[[], object]
@@ -43,7 +44,7 @@ def ready(run: Run) -> Opener:
 
 def plain(model: nn.Module, images: Tensor, times: int = 1) -> Run:
     """Return a call that runs the model ``times`` times, in the memory format that camkit would choose."""
-    images = images.contiguous(memory_format=faster_format(model, images, "fp32", {}))
+    images = images.contiguous(memory_format=faster_format(model, images, "fp32", ModelRecord.of_model(model)))
 
     def run() -> None:
         with torch.inference_mode():
