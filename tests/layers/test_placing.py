@@ -27,11 +27,6 @@ def chosen(net: nn.Module, *size: int) -> Any:
     return decide(net, torch.rand(1, *size)).chosen()
 
 
-def windows_first(maps: Tensor, _: Tensor) -> Tensor:
-    windows = maps.unflatten(3, (4, -1)).unflatten(2, (4, -1)).permute(0, 2, 4, 3, 5, 1)
-    return windows.flatten(1, 4)
-
-
 def coarse_cells_after(maps: Tensor, _: Tensor) -> Tensor:
     return torch.cat([maps.flatten(2).mT, functional.avg_pool2d(maps, 4).flatten(2).mT], 1)
 
@@ -41,7 +36,6 @@ def extra_after(maps: Tensor, extra: Tensor) -> Tensor:
 
 
 WAYS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], int, int]] = {
-    "windows first": (windows_first, 24, 1),
     "backwards": (lambda maps, _: maps.flatten(2).mT.flip(1), 24, 1),
     "columns": (lambda maps, _: maps.mT.flatten(2).mT, 24, 1),
     "as wide as the grid": (lambda maps, _: maps.permute(0, 2, 3, 1), 16, 1),
@@ -91,11 +85,6 @@ def test_cells_in_another_order_are_refused(way):
     assert camkit.explain(net, image, target=0).layer == "patches"
     with pytest.raises(LayerError, match="lie elsewhere in the input"):
         camkit.explain(net, image, "mix", target=0)
-
-
-def test_windows_one_after_the_other_leave_a_doubt():
-    found = camkit.explain(arranged("windows first"), torch.randn(3, 64, 64), "mix", target=0)
-    assert found.layer_reason.endswith("its cells is not certain")
 
 
 def test_memory_that_runs_out_while_cells_are_located_is_an_error():
