@@ -160,7 +160,11 @@ class ModelRecord:
         self.devices = frozenset([torch.device("cpu"), *drawing])
         authors = list(map(_author, modules))
         authored = [number for number, author in enumerate(authors) if author != "pytorch"]
-        self._plain = [(number, getter) for number, module in enumerate(modules) if (getter := _plain_getter(module))]
+        self._plain: list[tuple[int, Callable[[dict[str, Any]], Any]]] = []
+        for number, module in enumerate(modules):
+            names = [name for name, value in vars(module).items() if name not in _PYTORCHS and _is_plain(value)]
+            if names:
+                self._plain.append((number, operator.itemgetter(*names)))
         self._others = [
             (number, name)
             for number in authored
@@ -241,12 +245,6 @@ def _author(module: nn.Module) -> str:
 
 def _is_plain(value: Any) -> bool:
     return type(value) in _PLAIN or (type(value) is tuple and all(map(_is_plain, value)))
-
-
-def _plain_getter(module: nn.Module) -> Callable[[dict[str, Any]], Any] | None:
-    """Return a function that reads a module's plain attributes; None if it has none."""
-    names = [name for name, value in vars(module).items() if name not in _PYTORCHS and _is_plain(value)]
-    return operator.itemgetter(*names) if names else None
 
 
 def _switch(value: Any) -> Any:

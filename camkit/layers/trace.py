@@ -370,16 +370,12 @@ class Trace:
             mixed = torch.stack(graded).sum() if graded and score == "mixture" else None
             return self.end if score == "best" else mixed
         if score == "head":
-            return self._head_input()
+            given = [self.tensors[number] for call in self._last_weighted for number in call.arguments]
+            argument = next((tensor for tensor in given if tensor.is_floating_point()), None)
+            return None if argument is None or not argument.requires_grad else mixture(argument)
         if self.end is None or score == "mixture":
             return None if self.end is None else mixture(self.end)
         return score_of(self.output, self.end, self.classes)
-
-    def _head_input(self) -> Tensor | None:
-        """Return a mixture of the input of the last layer with weights; None if that input has no gradient."""
-        given = [self.tensors[number] for call in self._last_weighted for number in call.arguments]
-        argument = next((tensor for tensor in given if tensor.is_floating_point()), None)
-        return None if argument is None or not argument.requires_grad else mixture(argument)
 
 
 @contextmanager
