@@ -177,8 +177,7 @@ class Plan:
         module, precision = self.model.module, self.settings.check.precision
         device = device_of(module)
         inputs = batch.to(device, dtype_of(module))
-        self.memory.refresh()
-        inputs = inputs.to(memory_format=faster_format(module, inputs, precision, self.memory.answers_alike))
+        inputs = inputs.to(memory_format=faster_format(module, inputs, precision, self.memory.refreshed().record))
         scores: list[Tensor] = []
         boxes: list[Detections] = []
         for part in inputs.split(len(inputs) if self.memory.keeps_pictures_apart(inputs[:1], len(inputs)) else 1):

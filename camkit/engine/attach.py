@@ -309,21 +309,15 @@ def aliased_tensor(tensor: Tensor) -> Tensor | None:
     return base
 
 
-@dataclass(eq=False)
-class State:
-    """Tells whether a tensor was changed in place since this was made."""
+Changed: TypeAlias = Callable[[], bool]
+"""Tells whether a tensor, or another with the same memory, was changed in place since this was made."""
 
-    _tensor: Tensor
-    _version: int
 
-    @classmethod
-    def of(cls, tensor: Tensor) -> State:
-        """Remember a tensor's present state, without its graph."""
-        return cls(tensor.detach(), 0 if tensor.is_inference() else tensor._version)
-
-    def changed(self) -> bool:
-        """Tell whether the tensor, or another with the same memory, was changed in place."""
-        return not self._tensor.is_inference() and self._tensor._version != self._version
+def changes_of(tensor: Tensor) -> Changed:
+    """Watch a tensor, without its graph, for changes in place from now on."""
+    watched = tensor.detach()
+    version = None if watched.is_inference() else watched._version
+    return lambda: version is not None and watched._version != version
 
 
 def hook_gradient(tensor: Tensor, hook: GradientHook) -> list[torch.utils.hooks.RemovableHandle]:
@@ -338,10 +332,10 @@ def hook_gradient(tensor: Tensor, hook: GradientHook) -> list[torch.utils.hooks.
     original = aliased_tensor(tensor)
     if original is None:
         return [tensor.register_hook(hook)]
-    state = State.of(original)
+    changed = changes_of(original)
     return [
-        tensor.register_hook(lambda gradient: None if state.changed() else hook(gradient)),
-        original.register_hook(lambda gradient: hook(gradient) if state.changed() else None),
+        tensor.register_hook(lambda gradient: None if changed() else hook(gradient)),
+        original.register_hook(lambda gradient: hook(gradient) if changed() else None),
     ]
 
 

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from camkit.engine.attach import (
-    State,
+    Changed,
     aliased_tensor,
+    changes_of,
     feature_tensor,
     hook_gradient,
     hooked,
@@ -64,7 +65,7 @@ class Saved:
     ``end`` is the tensor or edge with respect to which a backward pass differentiates: the output itself if the graph
     starts there, otherwise its edge in the graph, which in-place operations after the layer do not move. ``images`` is
     the axis of the images. ``reached`` is True as soon as a score depends on the layer. If the saved tensor is an
-    alias, ``original`` is the state and the graph edge of the tensor behind it.
+    alias, ``original`` tells whether the tensor behind it changes in place, and is its edge in the graph.
     """
 
     output: Tensor
@@ -72,14 +73,14 @@ class Saved:
     gradients: list[Tensor] = field(default_factory=list)
     images: int = 0
     reached: bool = False
-    original: tuple[State, GradientEdge] | None = None
+    original: tuple[Changed, GradientEdge] | None = None
 
     @classmethod
     def in_graph(cls, own: Tensor, output: Tensor) -> Saved:
         """Save the output of a layer whose gradient is that of ``own``, a tensor in the graph."""
         saved, original = cls(output, get_gradient_edge(own)), aliased_tensor(own)
         if original is not None:
-            saved.original = State.of(original), get_gradient_edge(original)
+            saved.original = changes_of(original), get_gradient_edge(original)
         hook_gradient(own, saved.keeper())
         return saved
 
@@ -97,7 +98,7 @@ class Saved:
 
     def settle(self) -> None:
         """If the model changed the saved alias in place, differentiate the original as it was before the change."""
-        if self.original is not None and self.original[0].changed():
+        if self.original is not None and self.original[0]():
             self.end = self.original[1]
 
 
@@ -170,8 +171,8 @@ class Tape:
                 layer.gradients.append(torch.zeros_like(layer.output, requires_grad=False))
 
 
-_Start: TypeAlias = tuple[int, list[tuple[Tensor, State]]]
-"""What was known when a call of a layer began: the size of the graph, and the state of each argument."""
+_Start: TypeAlias = tuple[int, list[tuple[Tensor, Changed]]]
+"""What was known when a call of a layer began: the size of the graph, and what tells whether each argument changes."""
 
 
 def _save(tape: Tape, ref: LayerRef, start: _Start, arguments: list[Tensor], output: Any, *, gradients: bool) -> Any:
@@ -198,7 +199,7 @@ def _save(tape: Tape, ref: LayerRef, start: _Start, arguments: list[Tensor], out
         given = {id(each): each for each in (*arguments, *(argument for argument, _ in at_start))}
         shared = any(shares_memory(argument, tensor) for argument in given.values())
         # Whether the layer changed an argument in place that shares memory with its output.
-        wrote = shared and any(state.changed() and shares_memory(argument, tensor) for argument, state in at_start)
+        wrote = shared and any(changed() and shares_memory(argument, tensor) for argument, changed in at_start)
         return _begin(tape, ref, output, path, tensor, shared=shared, wrote=wrote)
     own = own_output(tensor, nodes)
     tape.layers[ref] = Saved.in_graph(own, tensor.detach().clone())
@@ -257,7 +258,7 @@ def cut(
     def begin(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         if tape.recording:
             given = tensors_in((arguments, keywords) if keywords else arguments)
-            starts[module] = nodes_of_graph(), [(tensor, State.of(tensor)) for tensor in given]
+            starts[module] = nodes_of_graph(), [(tensor, changes_of(tensor)) for tensor in given]
 
     def end(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:
         if not tape.recording:

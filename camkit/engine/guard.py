@@ -20,7 +20,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_h
 from torch.utils.hooks import RemovableHandle
 
 from camkit.engine.attach import is_ours, remove_hooks_since
+from camkit.types import Precision
 
 # Ctrl-C. Python may raise KeyboardInterrupt between any two instructions, even in a ``finally`` block. So each pass
 # runs inside ``undisturbed``, where Ctrl-C waits, and its slow parts run inside ``interruptible``, where it is raised.
@@ -145,6 +146,9 @@ class ModelRecord:
         devices: the CPU, and each CUDA, MPS or XPU device that holds a tensor of the model.
         runs_own_code: True if hooks or modules of others than PyTorch, torchvision and timm run.
         changeable: the indices of the modules that a pass may change: all if ``runs_own_code``, else not PyTorch's.
+        answers_alike: for each precision, whether the model gives the same results in both memory formats.
+        may_resize: False if a pass showed that the model does not resize its input itself.
+        reference_maps: what the model returned for reference pictures, with the weights that it had.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
@@ -156,7 +160,11 @@ class ModelRecord:
         self.devices = frozenset([torch.device("cpu"), *drawing])
         authors = list(map(_author, modules))
         authored = [number for number, author in enumerate(authors) if author != "pytorch"]
-        self._plain = [(number, getter) for number, module in enumerate(modules) if (getter := _plain_getter(module))]
+        self._plain: list[tuple[int, Callable[[dict[str, Any]], Any]]] = []
+        for number, module in enumerate(modules):
+            names = [name for name, value in vars(module).items() if name not in _PYTORCHS and _is_plain(value)]
+            if names:
+                self._plain.append((number, operator.itemgetter(*names)))
         self._others = [
             (number, name)
             for number in authored
@@ -166,6 +174,9 @@ class ModelRecord:
         *_, hooks = self._state = self._state_of(modules)
         self.runs_own_code = bool(hooks) or "user" in authors
         self.changeable = range(len(modules)) if self.runs_own_code else authored
+        self.answers_alike: dict[Precision, bool] = {}
+        self.may_resize = True
+        self.reference_maps: dict[Hashable, tuple[list[int], Any]] = {}
 
     @classmethod
     def of_model(cls, model: nn.Module) -> ModelRecord:
@@ -236,12 +247,6 @@ def _is_plain(value: Any) -> bool:
     return type(value) in _PLAIN or (type(value) is tuple and all(map(_is_plain, value)))
 
 
-def _plain_getter(module: nn.Module) -> Callable[[dict[str, Any]], Any] | None:
-    """Return a function that reads a module's plain attributes; None if it has none."""
-    names = [name for name, value in vars(module).items() if name not in _PYTORCHS and _is_plain(value)]
-    return operator.itemgetter(*names) if names else None
-
-
 def _switch(value: Any) -> Any:
     """Return what of an attribute that is not plain may be a switch, without a reference to any object."""
     if isinstance(value, Tensor):
@@ -251,72 +256,99 @@ def _switch(value: Any) -> Any:
     return id(value)
 
 
-class WeightMarks:
-    """The identities and versions of parameters and buffers, which show whether they were written to or replaced."""
-
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._marks = self._marks_of(modules)
-
-    def still_hold(self, modules: Iterable[nn.Module]) -> bool:
-        """Tell whether nothing has been written to in between."""
-        return self._marks_of(modules) == self._marks
-
-    def _marks_of(self, modules: Iterable[nn.Module]) -> list[int]:
-        held = [tensor for module in modules for tensor in (*module._parameters.values(), *module._buffers.values())]
-        tensors = [tensor for tensor in held if tensor is not None]
-        return [*map(id, tensors), *(-1 if tensor.is_inference() else tensor._version for tensor in tensors)]
+def weight_marks(modules: Iterable[nn.Module]) -> list[int]:
+    """Return the identities and versions of parameters and buffers, which differ if one was written to or replaced."""
+    held = [tensor for module in modules for tensor in (*module._parameters.values(), *module._buffers.values())]
+    tensors = [tensor for tensor in held if tensor is not None]
+    return [*map(id, tensors), *(-1 if tensor.is_inference() else tensor._version for tensor in tensors)]
 
 
-class _Modules:
-    """The saved state of a model's modules, except those that another pass has saved."""
+Restore: TypeAlias = Callable[[], list[Tensor]]
+"""Restores what was saved, and returns the parameters that were written to meanwhile."""
 
-    def __init__(self, record: ModelRecord, new: frozenset[int]) -> None:
-        if new is not record.keys:
-            record = ModelRecord([module for module in record.modules() if id(module) in new])
-        self._modules = modules = record.modules()
-        self._changeable = [modules[number] for number in record.changeable]
-        self._flags = [module.training for module in modules]
-        self._tables = [
-            table for module in self._changeable for table in (vars(module), module._parameters, module._buffers)
-        ]
-        self._contents = [table.copy() for table in self._tables]
-        parameters = [each for table in self._tables[1::3] for each in table.values() if each is not None]
-        self._required = [(parameter, parameter.requires_grad) for parameter in parameters]
-        self._versions = [(each, each._version) for each in parameters if not each.is_inference()]
-        buffers = [each for table in self._tables[2::3] for each in table.values() if each is not None]
-        others = [each for each in record.other_attributes(modules) if isinstance(each, Tensor)]
-        # Larger tensors that a module keeps as attributes are caches, which would take as much memory again.
-        copied = [*buffers, *(each for each in others if each.numel() <= 1_000_000)]
-        copied = [each for each in copied if each.layout is torch.strided and not each.is_inference()]
-        self._copies = [(tensor, tensor.clone(), tensor._version) for tensor in copied]
-        self._first_new_hook = RemovableHandle.next_id
-        if any(self._flags):
-            for module in modules:
-                module.training = False
-        self._items = self._all_items()
 
-    def _all_items(self) -> list[Any]:
-        """Return the names and values of all attributes, parameters and buffers, in one flat list."""
-        values = itertools.chain.from_iterable(map(dict.values, self._tables))
-        return [*itertools.chain.from_iterable(self._tables), *values]
+def _save_model(record: ModelRecord, new: frozenset[int]) -> Restore:
+    """Save a model's modules, except those that another pass has saved, and put them into evaluation mode."""
+    if new is not record.keys:
+        record = ModelRecord([module for module in record.modules() if id(module) in new])
+    modules = record.modules()
+    changeable = [modules[number] for number in record.changeable]
+    restore_tensors = _save_tensors(changeable, record.other_attributes(modules))
+    flags = [module.training for module in modules]
+    if any(flags):
+        for module in modules:
+            module.training = False
+    restore_tables = _save_tables(changeable)
 
-    def restore(self) -> list[Tensor]:
-        """Restore everything, and return the parameters that were written to."""
-        if not _are_identical(self._all_items(), self._items):
-            # Parameters and buffers go first, since a pass may have turned an attribute into one of these.
-            for table, contents in zip(reversed(self._tables), reversed(self._contents), strict=True):
-                _restore_table(table, contents)
-            for module in self._changeable:
-                # A model that sets hooks in its first pass also notes that, and would set them again without the note.
-                # If no attribute has changed, the note may be elsewhere, and the hooks stay.
-                remove_hooks_since(module, self._first_new_hook)
-        for module, flag in zip(self._modules, self._flags, strict=True):
+    def restore() -> list[Tensor]:
+        restore_tables()
+        for module, flag in zip(modules, flags, strict=True):
             if module.training != flag:
                 module.training = flag
-        for parameter, required in self._required:
-            if parameter.requires_grad != required:
-                parameter.requires_grad_(required)
-        for tensor, copy, version in self._copies:
+        return restore_tensors()
+
+    return restore
+
+
+def _save_tables(modules: Sequence[nn.Module]) -> Callable[[], None]:
+    """Save which attributes, parameters, buffers and hooks modules have."""
+    tables = [table for module in modules for table in (vars(module), module._parameters, module._buffers)]
+    before, sizes, first_new_hook = _items_of(tables), list(map(len, tables)), RemovableHandle.next_id
+
+    def restore() -> None:
+        after = _items_of(tables)
+        if len(after) == len(before) and all(map(operator.is_, after, before)):
+            return
+        names, values = iter(before[: sum(sizes)]), iter(before[sum(sizes) :])
+        contents = [
+            dict(zip(itertools.islice(names, size), itertools.islice(values, size), strict=True)) for size in sizes
+        ]
+        # Parameters and buffers go first, since a pass may have turned an attribute into one of these.
+        for table, content in zip(reversed(tables), reversed(contents), strict=True):
+            _restore_table(table, content)
+        for module in modules:
+            # A model that sets hooks in its first pass also notes that, and would set them again without the note. If
+            # no attribute has changed, the note may be elsewhere, and the hooks stay.
+            remove_hooks_since(module, first_new_hook)
+
+    return restore
+
+
+def _items_of(tables: Sequence[dict[str, Any]]) -> list[Any]:
+    """Return the names, and then the values, of all tables in one flat list."""
+    return [*itertools.chain.from_iterable(tables), *itertools.chain.from_iterable(map(dict.values, tables))]
+
+
+def _restore_table(table: dict[str, Any], content: dict[str, Any]) -> None:
+    """Restore a module's attributes, parameters or buffers, except what PyTorch manages."""
+    if "_modules" not in table:  # parameters or buffers, whose order counts
+        if list(table) != list(content) or list(map(id, table.values())) != list(map(id, content.values())):
+            table.clear()
+            table.update(content)
+        return
+    for name in table.keys() - _PYTORCHS - content.keys():
+        del table[name]
+    # A pass may also have turned an attribute into a module.
+    kept = content.keys() - _PYTORCHS - table["_modules"].keys()
+    table.update({name: content[name] for name in content if name in kept})
+
+
+def _save_tensors(modules: Sequence[nn.Module], attributes: Sequence[Any]) -> Restore:
+    """Save the values of buffers and of tensors among attributes, and which parameters require gradients."""
+    parameters = [each for module in modules for each in module._parameters.values() if each is not None]
+    required = [(parameter, parameter.requires_grad) for parameter in parameters]
+    versions = [(each, each._version) for each in parameters if not each.is_inference()]
+    buffers = [each for module in modules for each in module._buffers.values() if each is not None]
+    # Larger tensors that a module keeps as attributes are caches, which would take as much memory again.
+    held = [each for each in attributes if isinstance(each, Tensor) and each.numel() <= 1_000_000]
+    tensors = [each for each in (*buffers, *held) if each.layout is torch.strided and not each.is_inference()]
+    copies = [(tensor, tensor.clone(), tensor._version) for tensor in tensors]
+
+    def restore() -> list[Tensor]:
+        for parameter, was_required in required:
+            if parameter.requires_grad != was_required:
+                parameter.requires_grad_(was_required)
+        for tensor, copy, version in copies:
             # Batch normalisation, ``.data`` and NumPy do not raise the version. Comparing values would wait for a GPU.
             if tensor._version == version and (not tensor.is_cpu or torch.equal(tensor, copy)):
                 continue
@@ -325,53 +357,36 @@ class _Modules:
             tensor.data.copy_(copy)  # a tensor with NaN always gets here; ``.data`` does not raise its version
             if not tensor.is_leaf:
                 tensor.detach_()
-        return [parameter for parameter, version in self._versions if parameter._version != version]
+        return [parameter for parameter, version in versions if parameter._version != version]
+
+    return restore
 
 
-def _are_identical(items: list[Any], others: list[Any]) -> bool:
-    return len(items) == len(others) and all(map(operator.is_, items, others))
-
-
-def _restore_table(table: dict[str, Any], contents: dict[str, Any]) -> None:
-    """Restore a module's attributes, parameters or buffers, except what PyTorch manages."""
-    if "_modules" not in table:  # parameters or buffers, whose order counts
-        if not _are_identical([*table, *table.values()], [*contents, *contents.values()]):
-            table.clear()
-            table.update(contents)
-        return
-    for name in table.keys() - _PYTORCHS - contents.keys():
-        del table[name]
-    # A pass may also have turned an attribute into a module.
-    kept = contents.keys() - _PYTORCHS - table["_modules"].keys()
-    table.update({name: contents[name] for name in contents if name in kept})
-
-
-class _Process:
-    """The state of the process: the random generators, and the switch that makes compiled modules run eagerly.
+def _save_process(parts: frozenset[Any]) -> Restore:
+    """Save the state of the process: the random generators, and the switch that makes compiled modules run eagerly.
 
     ``parts`` says what to save: a device for PyTorch's generator on it, "python" for NumPy's and Python's generators,
-    "compiler" for the switch.
+    "compiler" for the switch. If other threads draw random numbers meanwhile, the same numbers are drawn again.
     """
+    of_python = (np.random.get_state(), random.getstate()) if "python" in parts else None
+    states: list[tuple[Any, dict[str, Any], Tensor]] = []
+    for device in parts - {"python", "compiler"}:
+        module: Any = torch if device.type == "cpu" else torch.get_device_module(device.type)
+        which = {} if device.type in ("cpu", "mps") else {"device": device}  # these have one generator each
+        states.append((module, which, module.get_rng_state(**which)))
+    stance: Any = torch.compiler.set_stance("force_eager") if "compiler" in parts else nullcontext()
+    stance.__enter__()  # compiled code ignores hooks that are set later
 
-    def __init__(self, parts: frozenset[Any]) -> None:
-        self._python = (np.random.get_state(), random.getstate()) if "python" in parts else None
-        self._states: list[tuple[Any, dict[str, Any], Tensor]] = []
-        for device in parts - {"python", "compiler"}:
-            module: Any = torch if device.type == "cpu" else torch.get_device_module(device.type)
-            which = {} if device.type in ("cpu", "mps") else {"device": device}  # these have one generator each
-            self._states.append((module, which, module.get_rng_state(**which)))
-        self._stance: Any = torch.compiler.set_stance("force_eager") if "compiler" in parts else nullcontext()
-        self._stance.__enter__()  # compiled code ignores hooks that are set later
-
-    def restore(self) -> list[Tensor]:
-        """Restore everything. If other threads drew random numbers meanwhile, the same numbers are drawn again."""
-        self._stance.__exit__(None, None, None)
-        for module, which, state in self._states:
+    def restore() -> list[Tensor]:
+        stance.__exit__(None, None, None)
+        for module, which, state in states:
             module.set_rng_state(state, **which)
-        if self._python is not None:
-            np.random.set_state(self._python[0])
-            random.setstate(self._python[1])
+        if of_python is not None:
+            np.random.set_state(of_python[0])
+            random.setstate(of_python[1])
         return []
+
+    return restore
 
 
 def generators() -> tuple[Any, ...]:
@@ -387,10 +402,10 @@ def generators() -> tuple[Any, ...]:
 
 @dataclass(eq=False)
 class _Kept:
-    """A saved state that passes may share: the keys of what was saved, the state, and how many passes use it."""
+    """A saved state that passes may share: the keys of what was saved, and how many passes use it."""
 
     keys: frozenset[Hashable]
-    saved: _Modules | _Process
+    restore: Restore
     users: int = 0
 
 
@@ -398,7 +413,7 @@ _in_use: list[_Kept] = []
 _lock = threading.RLock()
 
 
-def _enter(used: list[_Kept], *states: tuple[frozenset[Any], Callable[[frozenset[Any]], Any]]) -> None:
+def _enter(used: list[_Kept], *states: tuple[frozenset[Any], Callable[[frozenset[Any]], Restore]]) -> None:
     """Add to ``used`` every state that a pass uses, and save those that no other pass uses yet.
 
     Each entry of ``states`` is a set of keys, and a function that saves the state of the keys that it gets.
@@ -415,9 +430,9 @@ def _enter(used: list[_Kept], *states: tuple[frozenset[Any], Callable[[frozenset
                 used.append(kept)
 
 
-def _compiler() -> list[tuple[frozenset[str], type[_Process]]]:
+def _compiler() -> list[tuple[frozenset[str], Callable[[frozenset[Any]], Restore]]]:
     """Return the compiler's switch for ``_enter``; nothing if it is not imported yet, because that takes seconds."""
-    return [(frozenset(["compiler"]), _Process)] if "torch._dynamo" in sys.modules else []
+    return [(frozenset(["compiler"]), _save_process)] if "torch._dynamo" in sys.modules else []
 
 
 def _leave(used: list[_Kept]) -> list[Tensor]:
@@ -428,7 +443,7 @@ def _leave(used: list[_Kept]) -> list[Tensor]:
         ended = [kept for kept in used if not kept.users]
         used.clear()
         _in_use[:] = [kept for kept in _in_use if kept.users]
-        return [tensor for kept in ended for tensor in kept.saved.restore()]
+        return [tensor for kept in ended for tensor in kept.restore()]
 
 
 @contextmanager
@@ -450,8 +465,8 @@ def guarded(model: nn.Module, record: ModelRecord | None = None, *, users_code: 
     python = ["python"] if users_code or record.runs_own_code else []
     with undisturbed():
         try:
-            modules = record.keys, functools.partial(_Modules, record)
-            _enter(used, *_compiler(), (record.devices.union(python), _Process), modules)
+            modules = record.keys, functools.partial(_save_model, record)
+            _enter(used, *_compiler(), (record.devices.union(python), _save_process), modules)
             yield
         finally:
             written = _leave(used)
@@ -472,7 +487,7 @@ def is_in_use(record: ModelRecord) -> bool:
 
 
 @contextmanager
-def _using(*states: tuple[frozenset[Any], Callable[[frozenset[Any]], Any]]) -> Iterator[None]:
+def _using(*states: tuple[frozenset[Any], Callable[[frozenset[Any]], Restore]]) -> Iterator[None]:
     used: list[_Kept] = []
     try:
         with undisturbed():
@@ -489,18 +504,12 @@ def _using(*states: tuple[frozenset[Any], Callable[[frozenset[Any]], Any]]) -> I
 
 def same_randomness() -> AbstractContextManager[None]:
     """Restore the random generators at the end of a block: PyTorch's on the CPU, NumPy's and Python's."""
-    return _using((frozenset([torch.device("cpu"), "python"]), _Process))
+    return _using((frozenset([torch.device("cpu"), "python"]), _save_process))
 
 
 def eagerly() -> AbstractContextManager[None]:
     """Run compiled modules eagerly in a block. Ctrl-C is raised at once in it, because it runs the user's own code."""
     return _using(*_compiler())
-
-
-def switch_off_training(model: nn.Module) -> None:
-    """Put every submodule into evaluation mode again; use it inside ``guarded``, which restores the flags."""
-    for module in model.modules():
-        module.training = False
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Run a model once without changing it: the precision and memory format, the layers to save, and the result.
 
 And how many pictures run at once: ``in_parts`` halves the passes of methods that need many, and
-``Explainer._explain_batch`` halves batches. In some models, the pictures of a batch affect each other: a loop over the
+``BatchExplainer`` halves batches. In some models, the pictures of a batch affect each other: a loop over the
 pictures calls a layer once for each, a normalisation without running statistics mixes the pictures, and a model that
 sorts its batch returns feature maps in another order.
 """
@@ -25,7 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from camkit.engine.attach import contiguous_gradients, forward_hooks, precise, tensors_in
 from camkit.engine.cut import EntangledError, Saved, Tape, cut, not_reached
-from camkit.engine.guard import PACKAGES, ModelRecord, WeightMarks, guarded, interruptible
+from camkit.engine.guard import PACKAGES, ModelRecord, guarded, interruptible, weight_marks
 from camkit.errors import LayerError, listing_layers
 from camkit.targets.scores import Expands, Scores, Target, main_tensor
 from camkit.types import EVEN, Extent, LayerRef, Layout, Placement, Precision, Progress, ReferenceScores
@@ -74,19 +74,17 @@ class ReferenceMaps:
         return torch.cat([precise(target(output, count).values.detach()) for output, count in self.answers])
 
 
-class KeptReferences:
-    """Keeps the maps of the last reference pictures, layers and sizes, while the model's weights are the same."""
+def kept_reference_maps(record: ModelRecord, key: Hashable, run: Callable[[], ReferenceMaps]) -> ReferenceMaps:
+    """Return the maps that are kept under a key while the model's weights are the same, or else what ``run`` returns.
 
-    def __init__(self) -> None:
-        self._kept: dict[Hashable, tuple[WeightMarks, ReferenceMaps]] = {}
-
-    def maps(self, key: Hashable, modules: Sequence[nn.Module], run: Callable[[], ReferenceMaps]) -> ReferenceMaps:
-        """Return what is kept under a key, or else what ``run`` returns."""
-        kept = self._kept.pop(key, None)
-        if kept is None or not kept[0].still_hold(modules):
-            kept = WeightMarks(modules), run()
-        # Those of 16 pictures take 50 MB at ResNet-50's first stage, and 2 MB at its last.
-        return keep_last(self._kept, key, kept, 4)[1]
+    Those of the last reference pictures, layers and sizes are kept.
+    """
+    marks, kept = weight_marks(record.modules()), record.reference_maps.pop(key, None)
+    if kept is None or kept[0] != marks:
+        kept = marks, run()
+    # Those of 16 pictures take 50 MB at ResNet-50's first stage, and 2 MB at its last.
+    maps: ReferenceMaps = keep_last(record.reference_maps, key, kept, 4)[1]
+    return maps
 
 
 DTYPES = {"bf16": torch.bfloat16, "bf16-forced": torch.bfloat16, "fp16": torch.float16}
@@ -162,7 +160,7 @@ def faster_format(
     model: nn.Module,
     inputs: Float[Tensor, "n c *size"],
     precision: Precision,
-    remembered: dict[Precision, bool] | None,
+    record: ModelRecord | None,
 ) -> torch.memory_format:
     """Return the memory format in which the model should receive a batch.
 
@@ -175,21 +173,21 @@ def faster_format(
         model: the model; it is restored exactly.
         inputs: the batch.
         precision: the precision of the pass.
-        remembered: for each precision, whether the model gives the same results in both formats; one image decides
-            this, and the answer is added here. None keeps the format of the inputs.
+        record: the model's record, which remembers whether the model gives the same results in both formats; one image
+            decides this. None keeps the format of the inputs.
     """
-    if remembered is None or inputs.dim() != 4 or inputs.device.type != "cpu" or len(inputs) < 2:
+    if record is None or inputs.dim() != 4 or inputs.device.type != "cpu" or len(inputs) < 2:
         return torch.preserve_format
-    if precision not in remembered:
+    if precision not in record.answers_alike:
         convolves = any(isinstance(module, nn.Conv2d) for module in model.modules())
-        remembered[precision] = convolves and _same_in_both_formats(model, inputs[:1], precision)
-    return torch.channels_last if remembered[precision] else torch.preserve_format
+        record.answers_alike[precision] = convolves and _same_in_both_formats(model, inputs[:1], precision, record)
+    return torch.channels_last if record.answers_alike[precision] else torch.preserve_format
 
 
-def _same_in_both_formats(model: nn.Module, image: Tensor, precision: Precision) -> bool:
+def _same_in_both_formats(model: nn.Module, image: Tensor, precision: Precision, record: ModelRecord) -> bool:
     """Tell whether the model's outputs for one image are equal in both formats, up to rounding."""
     tolerance = SAME if precision == "fp32" else SAME_16_BITS
-    with quiet_pass(model, image.device, precision), interruptible():
+    with quiet_pass(model, image.device, precision, record), interruptible():
         try:
             ordinary = [tensor.double() for tensor in tensors_in(model(image.clone()))]
             channels_last = tensors_in(model(image.clone(memory_format=torch.channels_last)))
@@ -261,14 +259,13 @@ class Features:
 class Capture:
     """The result of one pass: features and layouts per layer, in the order given, and scores per target.
 
-    ``resized`` is True if the model resized and padded its input itself. ``references`` has, for each target, what the
-    picture was compared with; it is empty if it was not, and None stands for a target that does not exist.
+    ``references`` has, for each target, what the picture was compared with; it is empty if it was not, and None stands
+    for a target that does not exist.
     """
 
     features: tuple[Features, ...]
     scores: tuple[Scores, ...]
     layouts: tuple[Layout, ...] = ()
-    resized: bool = False
     references: tuple[ReferenceScores | None, ...] = ()
 
 
@@ -315,15 +312,10 @@ class Pass:
             of any other layer from the shape of its output.
         read_layout: reads a layout from a shape.
         precision: "bf16" and "fp16" run under autocast.
-        answers_alike: for each precision, whether the model gives the same results in both memory formats. None keeps
-            the format of the inputs.
         record: the model's record, if it is already prepared.
-        users_code: True if functions of the user run in the pass, besides the model.
         progress: told how many pictures the model has seen, for methods that need many.
-        may_resize: True if the model may resize and pad its input itself, as detectors do.
         apart: False if the model mixes the pictures of a batch, so that a pass takes one at a time.
         references: returns the reference pictures for an input, for methods that need them.
-        kept_references: keeps what the model returned for them.
         afresh: True if a layer's gradient has no part that passes through another layer.
     """
 
@@ -334,20 +326,16 @@ class Pass:
     layouts: Mapping[LayerRef, Layout | None] = field(default_factory=dict)
     read_layout: ReadLayout | None = None
     precision: Precision = "fp32"
-    answers_alike: dict[Precision, bool] | None = None
     record: ModelRecord | None = None
-    may_resize: bool = True
-    users_code: bool = True
     progress: Progress | None = None
     apart: bool = True
     references: ReferencesFor | None = None
-    kept_references: KeptReferences = field(default_factory=KeptReferences)
     afresh: bool = False
 
     def quiet(self) -> AbstractContextManager[None]:
         """Prepare one pass that leaves the model as it was; ``quiet_pass`` explains it."""
-        device, users_code = self.inputs.device, self.users_code
-        return quiet_pass(self.model, device, self.precision, self.record, users_code=users_code)
+        users_code = not self.targets or not all(target.for_threads for target in self.targets)
+        return quiet_pass(self.model, self.inputs.device, self.precision, self.record, users_code=users_code)
 
     @contextmanager
     def forward(
@@ -374,13 +362,14 @@ class Pass:
             TargetError: a target does not fit the model's output.
         """
         count = len(self.inputs)
-        memory_format = faster_format(self.model, self.inputs, self.precision, self.answers_alike)
+        memory_format = faster_format(self.model, self.inputs, self.precision, self.record)
+        may_resize = self.record is None or self.record.may_resize
         with (
             self.quiet(),
             torch.set_grad_enabled(leaf),
             ExitStack() as stack,
             cut(self.modules, gradients=gradients, whole=whole, afresh=self.afresh) as tape,
-            _resizing(self.model) if self.may_resize else nullcontext(Resized()) as resized,
+            _resizing(self.model) if may_resize else nullcontext(Resized()) as resized,
         ):
             entered = [stack.enter_context(context) for context in contexts]
             images = self.inputs.detach().clone().requires_grad_() if leaf else self.inputs
@@ -388,6 +377,8 @@ class Pass:
                 with during or nullcontext() as noted:
                     output = self.model(images.clone(memory_format=memory_format))
                 tape.recording = False
+                if self.record is not None:
+                    self.record.may_resize = bool(resized.padded)
                 layouts = self._layouts(tape, resized.padded or tuple(self.inputs.shape[2:]))
                 targets: list[Target] = []
                 for target in self.targets:
@@ -461,8 +452,7 @@ class Forward:
 
     def captured(self, features: Sequence[Features], scores: Sequence[Scores], **more: Any) -> Capture:
         """Return what the pass leaves without its graph."""
-        layouts, resized = tuple(self.layouts.values()), bool(self.resized.padded)
-        return Capture(tuple(features), tuple(scores), layouts, resized, **more)
+        return Capture(tuple(features), tuple(scores), tuple(self.layouts.values()), **more)
 
 
 def capture(options: Pass, *, whole: bool = False) -> Capture:

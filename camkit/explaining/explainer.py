@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from camkit.engine.guard import ModelRecord, interruptible
+from camkit.engine.guard import interruptible
 from camkit.engine.passes import (
     autocasting,
     cores_of_a_pass,
@@ -70,8 +70,8 @@ from camkit.images.prepare import (
 )
 from camkit.images.regions import CropBoxes
 from camkit.layers.memory import SHARED, ModelMemory
-from camkit.layers.names import Layers
-from camkit.layers.runner import OneByOneError, OneTargetError, Ran, Runner, selectors_of
+from camkit.layers.names import Layers, selectors_in
+from camkit.layers.runner import OneByOneError, OneTargetError, Ran, Runner
 from camkit.methods import AUTO, METHODS, Method, find_method
 from camkit.methods.on_one_picture import PictureScores
 from camkit.methods.registry import MethodLike
@@ -86,12 +86,11 @@ from camkit.models import (
     load_model,
     pick_device,
     read_labels,
-    spatial_rank,
     usual_batch_size,
 )
 from camkit.models.loaded import Loadable, LoadedModel, as_labels
 from camkit.models.modules import Adapted, adapted, explained_failures
-from camkit.options import ExplainerOptions, Fusion, Model, Options, Precision, Targets
+from camkit.options import ExplainerOptions, Fusion, Model, Options, Targets
 from camkit.targets import EachTarget, SimilarTarget, TargetLike, as_targets
 from camkit.targets.classes import of_changed_picture
 from camkit.targets.scores import Expands, OnPicture, Scores, Target
@@ -222,6 +221,169 @@ _MOST_TARGETS = 64
 passes costs little."""
 
 
+class BatchExplainer:
+    """Explains batches of pictures of one size with one model, method and layer.
+
+    Attributes:
+        layers: those that the last batch was explained with; empty before the first one.
+    """
+
+    def __init__(self, loaded: LoadedModel, choices: Choices, memory: ModelMemory) -> None:
+        self._loaded, self._choices, self._memory = loaded, choices, memory
+        self._without_layer = replace(choices.but(progress=None), target_layer=None)
+        self._smooth = choices.options["smooth"] or ""
+        outer = (loaded.module, getattr(loaded.module, "model", None))
+        self._has_inputs = any(isinstance(part, Adapted) and part.others for part in outer)
+        selectors = None
+        if choices.target_layer is not None:
+            nothing = "the list of target layers is empty; pass None to let camkit choose the layer"
+            selectors = selectors_in(choices.target_layer, nothing)
+            memory.selected(selectors)  # refuses layers that the model does not have
+        self._runner = Runner(memory, selectors, choices.method, choices.options)
+        self.layers: tuple[TargetLayer, ...] = ()
+
+    def __call__(
+        self, batch: list[Prepared], targets: tuple[Target, ...], methods: tuple[Method, ...] = ()
+    ) -> list[Explanation | Failure]:
+        """Explain a batch of pictures of one size: in halves if memory runs out, one by one if a picture does not fit.
+
+        Args:
+            batch: the pictures.
+            targets: what is explained of each.
+            methods: those that share a pass; none stands for the Explainer's own.
+
+        Returns:
+            An explanation, or a failure, for each target of each picture: picture by picture, then method by method.
+        """
+        try:
+            device, dtype = self._memory.refreshed().record.placement
+            with autocasting(device):
+                inputs = stacked([item.tensor for item in batch]).to(device, dtype)
+                return self._of_targets(batch, inputs, targets, methods)
+        except ReferencesError:
+            raise
+        except (OneByOneError, ImageError) as error:
+            if isinstance(error, ImageError) and len(batch) == 1:
+                # The frames of a traceback would keep the picture alive
+                return [Failure(batch[0].source, error.with_traceback(None))]
+            parts = [[item] for item in batch]
+        except RuntimeError as error:
+            if len(batch) == 1 or not is_out_of_memory(error):
+                raise
+            parts = [batch[: len(batch) // 2], batch[len(batch) // 2 :]]
+        return [row for part in parts for row in self(part, targets, methods)]
+
+    def _of_targets(
+        self, batch: list[Prepared], inputs: Tensor, targets: tuple[Target, ...], methods: tuple[Method, ...]
+    ) -> list[Explanation | Failure]:
+        """Explain all targets, in as many passes as they need.
+
+        Raises:
+            ImageError: a picture does not fit: it has values that are not finite, the model cannot take it, or a target
+                has no place on it.
+            ModelError: the model cannot run, and the reason is known.
+            Exception: as for ``Runner``.
+        """
+        _check_finite(inputs, batch[0])
+        shown = shown_pictures(batch, inputs)
+        scores: list[Scores] = []
+        found: list[list[list[Explanation | Failure]]] = [[[] for _ in methods or (None,)] for _ in batch]
+        parts = _parts(targets)
+        while parts:
+            part = parts.pop(0)
+            try:
+                with _saying_why(self._loaded.module, inputs):
+                    ran = self._runner(_of_pictures(part, batch), inputs)
+            except OneTargetError:
+                parts = [*((target,) for target in part), *parts]
+                continue
+            self.layers = ran.layers
+            for number, method in enumerate(methods or (ran.method,)):
+                explained = self._explained(ran, part, batch, inputs, method, shown)
+                for of_picture, rows in zip(found, explained, strict=True):
+                    of_picture[number].extend(rows)
+            scores += ran.captured.scores
+            del ran  # frees the gradients before the next pass
+        by_method = itertools.chain.from_iterable(found)
+        return [row for rows in by_method for row in sharing_scale(existing(rows, scores))]
+
+    def _explained(
+        self,
+        ran: Ran,
+        targets: tuple[Target, ...],
+        batch: list[Prepared],
+        inputs: Tensor,
+        method: Method,
+        shown: Sequence[Image.Image | Tensor | None],
+    ) -> list[list[Explanation | Failure]]:
+        """Return a row for each target of each picture, from one pass and for one method."""
+        maps = signed_maps(ran.captured, method, ran.for_boxes, component="eigen" in self._smooth)
+        if "augment" in self._smooth:
+            maps = self._averaged(ran, targets, batch, inputs, method, maps)
+        fuse = self._choices.options["fuse"] or method.fuse
+        labels, choices = self._loaded.labels, self._without_layer
+        each = targets * (len(maps) // len(targets))  # one may stand for several
+        rows = explanations(maps, ran.captured, batch, shown, ran.layers, fuse, choices, each, labels)
+        if not self._has_inputs:
+            return rows
+        return self._with_plain_scores(_with_scores(targets, batch, ran), inputs, rows)
+
+    def _with_plain_scores(
+        self, pairs: list[tuple[Target, Scores]], inputs: Tensor, rows: list[list[Explanation | Failure]]
+    ) -> list[list[Explanation | Failure]]:
+        """Add to each explanation what the other inputs give with a picture of one colour, the picture's mean."""
+        plain = inputs.mean(tuple(range(2, inputs.dim())), keepdim=True).expand_as(inputs).contiguous()
+        precision, record = self._choices.options["precision"], self._memory.refreshed().record
+        with quiet_pass(self._loaded.module, inputs.device, precision, record), interruptible():
+            output = self._loaded.module(plain)
+            values = [
+                [None] * len(inputs)
+                if scored.boxes is not None
+                else of_changed_picture(target, scored, mirrored=False)(output, len(inputs)).values.tolist()
+                for target, scored in pairs
+            ]
+        return [
+            [
+                row if isinstance(row, Failure) else replace(row, without_picture=of_target[place])
+                for row, of_target in zip(of_picture, values, strict=True)
+            ]
+            for place, of_picture in enumerate(rows)
+        ]
+
+    def _averaged(
+        self,
+        ran: Ran,
+        targets: tuple[Target, ...],
+        batch: list[Prepared],
+        inputs: Tensor,
+        method: Method,
+        maps: list[SignedMaps],
+    ) -> list[SignedMaps]:
+        """Return the mean of the maps of the pictures and of their changed versions, for the same classes.
+
+        Raises:
+            TargetError: a target is a box.
+            LayerError: the layer's cells lie elsewhere in a mirrored picture, or camkit chooses another layer for it.
+        """
+        layers, size, pairs = ran.layers, tuple(inputs.shape[2:]), _with_scores(targets, batch, ran)
+        versions = [maps]
+        for mirrored, factor in CHANGES:
+            again = tuple(of_changed_picture(*each, mirrored=mirrored) for each in pairs)
+            try:
+                other = self._runner(_of_pictures(again, batch), (inputs.flip(-1) if mirrored else inputs) * factor)
+            except OneTargetError:
+                other = None
+            if other is None or [layer.ref for layer in other.layers] != [layer.ref for layer in layers]:
+                raise LayerError(
+                    f"camkit chose layer {layers[0]} for the picture but another one for a changed version of it; "
+                    "name the layer"
+                )
+            of_version = signed_maps(other.captured, method, component="eigen" in self._smooth)  # no boxes
+            placements = [features.placement for features in other.captured.features]
+            versions.append([signed.mirrored(placements, size) if mirrored else signed for signed in of_version])
+        return [SignedMaps.averaged(of_target) for of_target in zip(*versions, strict=True)]
+
+
 class Explainer:
     """Explains pictures with one model, and keeps what it finds out about the model.
 
@@ -308,23 +470,15 @@ class Explainer:
     ) -> None:
         memory = ModelMemory(loaded.module) if memory is None else memory
         self._loaded, self._memory, self._boxes = loaded, memory, boxes or CropBoxes()
-        self._rank = spatial_rank(loaded.module)
-        outer = (loaded.module, getattr(loaded.module, "model", None))
-        self._has_inputs = any(isinstance(part, Adapted) and part.others for part in outer)
         precision, note = usable_precision(choices.options["precision"], device_of(loaded.module))
         if note:
             warnings.warn(note, stacklevel=3)
         references = choices.options["references"]
         if not isinstance(references, References):  # else those of the Explainer that this one shares them with
-            references = References(references, loaded.preprocess, self._rank)
+            references = References(references, loaded.preprocess, memory.rank)
         choices = replace(choices, method=for_model(choices, loaded.module))
         self._choices = choices.but(precision=precision, references=references)
-        self._without_layer = replace(self._choices.but(progress=None), target_layer=None)
-        self._smooth = choices.options["smooth"] or ""
-        self._runner = Runner(memory, selectors_of(choices.target_layer), choices.method, self._choices.options)
-        if self._runner.selectors is not None:
-            memory.selected(self._runner.selectors)  # refuses layers that the model does not have
-        self._used: tuple[TargetLayer, ...] = ()
+        self._explain_batch = BatchExplainer(loaded, self._choices, memory)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy the model and the choices; what is known about the model holds for this one alone."""
@@ -362,11 +516,11 @@ class Explainer:
         Raises:
             LayerError: no picture has been explained yet.
         """
-        if not self._used:
+        if not self._explain_batch.layers:
             raise LayerError(
                 "the layer is not known until the first picture is explained, because it depends on the input's size"
             )
-        return self._used
+        return self._explain_batch.layers
 
     @property
     def layer(self) -> TargetLayer:
@@ -376,7 +530,7 @@ class Explainer:
             LayerError: no picture has been explained yet, or several layers are fused; then ``layers`` has them.
         """
         layers = self.layers
-        if len(layers) > 1 and (self._runner.selectors is not None or self._choices.method.stages):
+        if len(layers) > 1 and (self._choices.target_layer is not None or self._choices.method.stages):
             raise LayerError(
                 f"{len(layers)} layers are fused: {' and '.join(map(str, layers))}; .layers has all of them"
             )
@@ -453,8 +607,8 @@ class Explainer:
             raise ImageError("this call takes one picture; explainer.batch(images) explains several")
         targets = self._targets(target)
         _check_count(targets, 1)
-        image = img[0] if isinstance(img, Tensor) and img.dim() == self._rank + 2 else img
-        prepared = prepare(image, self._loaded.preprocess, source_of(image, 1), self._rank)
+        image = img[0] if isinstance(img, Tensor) and img.dim() == self._memory.rank + 2 else img
+        prepared = prepare(image, self._loaded.preprocess, source_of(image, 1), self._memory.rank)
         return targets, located(prepared, self._loaded.preprocess, self._boxes)
 
     def using(
@@ -516,24 +670,22 @@ class Explainer:
         Raises:
             InputError: something in the call or the picture is wrong.
         """
-        at_once, memory = self._batch_size(batch_size), self._current_memory()
+        at_once, memory = self._batch_size(batch_size), self._memory.refreshed()
         targets, prepared = self._one(img, target)
         picture = prepared.tensor.detach().to(*memory.record.placement)
         _check_finite(picture[None], prepared)
-
-        def current() -> tuple[ModelRecord, dict[Precision, bool]]:
-            latest = self._current_memory()
-            return latest.record, latest.answers_alike
 
         (fixed,) = _of_pictures(targets, [prepared])
         at_once = at_once if memory.keeps_pictures_apart(picture[None], at_once) else 1
         with _saying_why(self.model, picture[None]):
             activation, precision = self._loaded.activation, self._choices.options["precision"]
-            return PictureScores(self.model, picture, fixed, activation, precision, at_once, current)
+            return PictureScores(
+                self.model, picture, fixed, activation, precision, at_once, lambda: self._memory.refreshed().record
+            )
 
     def _are_several_images(self, img: object) -> bool:
         if isinstance(img, Tensor):
-            return img.dim() == self._rank + 2 and len(img) != 1
+            return img.dim() == self._memory.rank + 2 and len(img) != 1
         return isinstance(img, (list, tuple))
 
     def batch(
@@ -565,7 +717,6 @@ class Explainer:
         batch_size: int | None = None,
         on_error: Literal["raise"] = "raise",
         draft: bool = False,
-        on_pass: Callable[[], None] | None = None,
     ) -> Iterator[Explanation]: ...
 
     @overload
@@ -577,7 +728,6 @@ class Explainer:
         batch_size: int | None = None,
         on_error: Literal["raise", "yield"],
         draft: bool = False,
-        on_pass: Callable[[], None] | None = None,
     ) -> Iterator[Explanation | Failure]: ...
 
     def stream(
@@ -588,7 +738,6 @@ class Explainer:
         batch_size: int | None = None,
         on_error: Literal["raise", "yield"] = "raise",
         draft: bool = False,
-        on_pass: Callable[[], None] | None = None,
     ) -> Iterator[Explanation | Failure]:
         """Explain any number of pictures: memory holds a few batches, and reading overlaps with computing.
 
@@ -597,7 +746,7 @@ class Explainer:
             target, batch_size: as for ``batch``.
             on_error: for a picture that cannot be read: "raise" its error in its place, or "yield" a ``Failure``
                 there and go on.
-            draft, on_pass: as for ``explain_many``.
+            draft: as for ``explain_many``.
 
         Returns:
             An iterator over the Explanations, in the order of the pictures. The arguments are checked before it is
@@ -606,6 +755,19 @@ class Explainer:
         Raises:
             InputError: something in the call is wrong.
         """
+        return self._stream(images, target, batch_size, on_error, draft=draft)
+
+    def _stream(
+        self,
+        images: Iterable[ImageLike],
+        target: Targets,
+        batch_size: int | None,
+        on_error: str,
+        *,
+        draft: bool,
+        on_pass: Callable[[], None] | None = None,
+    ) -> Iterator[Explanation | Failure]:
+        """Explain any number of pictures; ``on_pass`` is called before the rows of each pass through the model."""
         if on_error not in ("raise", "yield"):
             raise InputError(f"on_error must be 'raise' or 'yield', not {on_error!r}")
         targets, size = self._targets(target), self._batch_size(batch_size)
@@ -625,8 +787,8 @@ class Explainer:
         if target.embedding is not None:
             return target
         module, device = self.model, device_of(self.model)
-        prepared = prepare(target.reference, self._loaded.preprocess, "the reference picture", self._rank)
-        with quiet_pass(module, device, "fp32", self._current_memory().record), interruptible():
+        prepared = prepare(target.reference, self._loaded.preprocess, "the reference picture", self._memory.rank)
+        with quiet_pass(module, device, "fp32", self._memory.refreshed().record), interruptible():
             return target.embedded(module(prepared.tensor[None].to(device, dtype_of(module))))
 
     def _passes(
@@ -640,7 +802,7 @@ class Explainer:
         together.
         """
         for_threads = self.method.for_threads and all(target.for_threads for target in targets)
-        at_once = passes_at_once(self._current_memory().record) if for_threads else 1
+        at_once = passes_at_once(self._memory.refreshed().record) if for_threads else 1
         cores = cores_of_a_pass() if at_once > 1 else torch.get_num_threads()
         for batch in batches:
             with using_cores(cores) if counted and leaves_room(batch) else nullcontext():
@@ -665,7 +827,7 @@ class Explainer:
         """Read the pictures, and join them into batches of one size."""
         pictures = 0
         preprocess, boxes = self._loaded.preprocess, self._boxes
-        for batch in batches_of(images, preprocess, self._rank, boxes, batch_size, draft=draft):
+        for batch in batches_of(images, preprocess, self._memory.rank, boxes, batch_size, draft=draft):
             pictures += len(batch) if isinstance(batch, list) else 1
             yield batch
             del batch
@@ -678,147 +840,6 @@ class Explainer:
         rows = self._explain_batch(batch, targets)
         batch.clear()
         return rows
-
-    def _explain_batch(
-        self, batch: list[Prepared], targets: tuple[Target, ...], methods: tuple[Method, ...] = ()
-    ) -> list[Explanation | Failure]:
-        """Explain a batch of pictures of one size: in halves if memory runs out, one by one if a picture does not fit.
-
-        Args:
-            batch: the pictures.
-            targets: what is explained of each.
-            methods: those that share a pass; none stands for the Explainer's own.
-
-        Returns:
-            An explanation, or a failure, for each target of each picture: picture by picture, then method by method.
-        """
-        try:
-            device, dtype = self._current_memory().record.placement
-            with autocasting(device):
-                inputs = stacked([item.tensor for item in batch]).to(device, dtype)
-                return self._of_targets(batch, inputs, targets, methods)
-        except ReferencesError:
-            raise
-        except (OneByOneError, ImageError) as error:
-            if isinstance(error, ImageError) and len(batch) == 1:
-                # The frames of a traceback would keep the picture alive
-                return [Failure(batch[0].source, error.with_traceback(None))]
-            parts = [[item] for item in batch]
-        except RuntimeError as error:
-            if len(batch) == 1 or not is_out_of_memory(error):
-                raise
-            parts = [batch[: len(batch) // 2], batch[len(batch) // 2 :]]
-        return [row for part in parts for row in self._explain_batch(part, targets, methods)]
-
-    def _of_targets(
-        self, batch: list[Prepared], inputs: Tensor, targets: tuple[Target, ...], methods: tuple[Method, ...]
-    ) -> list[Explanation | Failure]:
-        """Explain all targets, in as many passes as they need.
-
-        Raises:
-            ImageError: a picture does not fit: it has values that are not finite, the model cannot take it, or a target
-                has no place on it.
-            ModelError: the model cannot run, and the reason is known.
-            Exception: as for ``Runner``.
-        """
-        _check_finite(inputs, batch[0])
-        shown = shown_pictures(batch, inputs)
-        scores: list[Scores] = []
-        found: list[list[list[Explanation | Failure]]] = [[[] for _ in methods or (None,)] for _ in batch]
-        parts = _parts(targets)
-        while parts:
-            part = parts.pop(0)
-            try:
-                with _saying_why(self._loaded.module, inputs):
-                    ran = self._runner(_of_pictures(part, batch), inputs)
-            except OneTargetError:
-                parts = [*((target,) for target in part), *parts]
-                continue
-            self._used = ran.layers
-            for number, method in enumerate(methods or (ran.method,)):
-                explained = self._explained(ran, part, batch, inputs, method, shown)
-                for of_picture, rows in zip(found, explained, strict=True):
-                    of_picture[number].extend(rows)
-            scores += ran.captured.scores
-            del ran  # frees the gradients before the next pass
-        by_method = itertools.chain.from_iterable(found)
-        return [row for rows in by_method for row in sharing_scale(existing(rows, scores))]
-
-    def _explained(
-        self,
-        ran: Ran,
-        targets: tuple[Target, ...],
-        batch: list[Prepared],
-        inputs: Tensor,
-        method: Method,
-        shown: Sequence[Image.Image | Tensor | None],
-    ) -> list[list[Explanation | Failure]]:
-        """Return a row for each target of each picture, from one pass and for one method."""
-        maps = signed_maps(ran.captured, method, ran.for_boxes, component="eigen" in self._smooth)
-        if "augment" in self._smooth:
-            maps = self._averaged(ran, targets, batch, inputs, method, maps)
-        fuse = self._choices.options["fuse"] or method.fuse
-        labels, choices = self._loaded.labels, self._without_layer
-        each = targets * (len(maps) // len(targets))  # one may stand for several
-        rows = explanations(maps, ran.captured, batch, shown, ran.layers, fuse, choices, each, labels)
-        if not self._has_inputs:
-            return rows
-        return self._with_plain_scores(_with_scores(targets, batch, ran), inputs, rows)
-
-    def _with_plain_scores(
-        self, pairs: list[tuple[Target, Scores]], inputs: Tensor, rows: list[list[Explanation | Failure]]
-    ) -> list[list[Explanation | Failure]]:
-        """Add to each explanation what the other inputs give with a picture of one colour, the picture's mean."""
-        plain = inputs.mean(tuple(range(2, inputs.dim())), keepdim=True).expand_as(inputs).contiguous()
-        precision, record = self._choices.options["precision"], self._current_memory().record
-        with quiet_pass(self.model, inputs.device, precision, record), interruptible():
-            output = self.model(plain)
-            values = [
-                [None] * len(inputs)
-                if scored.boxes is not None
-                else of_changed_picture(target, scored, mirrored=False)(output, len(inputs)).values.tolist()
-                for target, scored in pairs
-            ]
-        return [
-            [
-                row if isinstance(row, Failure) else replace(row, without_picture=of_target[place])
-                for row, of_target in zip(of_picture, values, strict=True)
-            ]
-            for place, of_picture in enumerate(rows)
-        ]
-
-    def _averaged(
-        self,
-        ran: Ran,
-        targets: tuple[Target, ...],
-        batch: list[Prepared],
-        inputs: Tensor,
-        method: Method,
-        maps: list[SignedMaps],
-    ) -> list[SignedMaps]:
-        """Return the mean of the maps of the pictures and of their changed versions, for the same classes.
-
-        Raises:
-            TargetError: a target is a box.
-            LayerError: the layer's cells lie elsewhere in a mirrored picture, or camkit chooses another layer for it.
-        """
-        layers, size, pairs = ran.layers, tuple(inputs.shape[2:]), _with_scores(targets, batch, ran)
-        versions = [maps]
-        for mirrored, factor in CHANGES:
-            again = tuple(of_changed_picture(*each, mirrored=mirrored) for each in pairs)
-            try:
-                other = self._runner(_of_pictures(again, batch), (inputs.flip(-1) if mirrored else inputs) * factor)
-            except OneTargetError:
-                other = None
-            if other is None or [layer.ref for layer in other.layers] != [layer.ref for layer in layers]:
-                raise LayerError(
-                    f"camkit chose layer {layers[0]} for the picture but another one for a changed version of it; "
-                    "name the layer"
-                )
-            of_version = signed_maps(other.captured, method, component="eigen" in self._smooth)  # no boxes
-            placements = [features.placement for features in other.captured.features]
-            versions.append([signed.mirrored(placements, size) if mirrored else signed for signed in of_version])
-        return [SignedMaps.averaged(of_target) for of_target in zip(*versions, strict=True)]
 
     def forget(self) -> None:
         """Forget what is known about the model, also by ``explain`` and by the Explainers that share it.
@@ -835,11 +856,6 @@ class Explainer:
         shared = SHARED.get(self.model)
         if shared is not None:
             shared.start_over()
-
-    def _current_memory(self) -> ModelMemory:
-        if self._memory.refresh():
-            self._rank = spatial_rank(self.model)
-        return self._memory
 
 
 def are_several_targets(target: object) -> bool:
@@ -1056,4 +1072,4 @@ def explain_many(
         InputError: as ``explain``.
     """
     explainer = _sharing_explainer(explain_many, model, target_layer, options)
-    return explainer.stream(images, options.get("target"), on_error=on_error, draft=draft, on_pass=on_pass)
+    return explainer._stream(images, options.get("target"), None, on_error, draft=draft, on_pass=on_pass)

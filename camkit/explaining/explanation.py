@@ -92,12 +92,6 @@ class LayerMaps:
         pairs = zip(self.raws, self.placements, strict=True)
         return tuple(float(heat.positive(raw[None], self.size, placement).max()) for raw, placement in pairs)
 
-    def has_evidence(self) -> bool:
-        """Tell whether the heatmap has a positive value."""
-        if len(self.raws) == 1 and not self.placements[0].extent:
-            return bool(self.raws[0].numpy().max() > 0)
-        return bool(self.heatmap().any())
-
 
 @dataclass(frozen=True, eq=False)
 class Choices:
@@ -942,4 +936,6 @@ def status_of(maps: LayerMaps, raw: np.ndarray, *, influenced: bool) -> Status:
         return "non_finite"
     if not influenced or raw.size == 1:  # one cell says nothing about places
         return "no_influence"
-    return "ok" if maps.has_evidence() else "no_positive_evidence"
+    covers_input = len(maps.raws) == 1 and not maps.placements[0].extent  # then the cells decide, without drawing them
+    has_evidence = raw.max() > 0 if covers_input else maps.heatmap().any()
+    return "ok" if has_evidence else "no_positive_evidence"

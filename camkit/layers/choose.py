@@ -59,7 +59,7 @@ def decide(
             if trace.detects:
                 return choose_for_boxes(trace, readings)  # detectors select boxes by their scores
             decision = _choose(measure_influence(trace, readings, every=every))
-            return replace(decision, of_picture=trace.reads_picture)
+            return replace(decision, of_picture=trace.reads.picture)
 
     return differentiated(run)
 

@@ -12,16 +12,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from camkit.engine.guard import ModelRecord, WeightMarks, is_in_use
-from camkit.engine.passes import KeptReferences, Pass, ignoring_errors, keep_last, keeps_pictures_apart
+from camkit.engine.guard import ModelRecord, is_in_use, weight_marks
+from camkit.engine.passes import Pass, ignoring_errors, keep_last, keeps_pictures_apart
 from camkit.errors import LayerError, TargetError, advice
 from camkit.layers.choose import decide
 from camkit.layers.decision import Decision
 from camkit.layers.names import select_layers
 from camkit.layers.places import with_places
+from camkit.models import spatial_rank
 from camkit.targets.classes import FunctionTarget
 from camkit.targets.scores import ScoreReading, Target, logits_of
-from camkit.types import LayerRef, Layout, Precision, Spread, TargetLayer
+from camkit.types import LayerRef, Layout, Spread, TargetLayer
 
 _MOST_SIZES = 32
 """How many input sizes have their decisions kept: few models see more, and deciding again takes a second at most."""
@@ -36,15 +37,13 @@ _DecisionKey: TypeAlias = tuple[InputKind, Hashable]
 class ModelMemory:
     """Remembers what was decided for one model, without keeping the model alive.
 
-    ``refresh`` forgets everything if the model's structure changed, such as a submodule, a hook or a switch.
+    ``refreshed`` forgets everything if the model's structure changed, such as a submodule, a hook or a switch.
 
     Attributes:
-        answers_alike: for each precision, whether the model gives the same results in both memory formats.
-        may_resize: whether the model may resize its input itself.
         not_all_tokens: the kinds of inputs for which attention does not run between all tokens, or cannot be read.
         checked_tokens: the kinds of inputs and the layouts for which all tokens of the grid are the picture's.
         overwrites: whether the model overwrites tensors that its backward pass needs.
-        kept_references: what the model returned for reference pictures.
+        rank: the number of axes of the model's input after the channels.
         record: the model's record.
     """
 
@@ -54,30 +53,23 @@ class ModelMemory:
 
     def start_over(self) -> None:
         """Forget everything, also the record of the model."""
-        model = self.model
+        model = self._model()
         if model is not None:
             self._start(model)
 
     def _start(self, model: nn.Module) -> None:
         record = ModelRecord.of_model(model)
-        self.answers_alike: dict[Precision, bool] = {}
-        self.may_resize = True
         self.not_all_tokens: set[InputKind] = set()
         self.checked_tokens: set[tuple[InputKind, Layout]] = set()
         self.overwrites = False
-        self.kept_references = KeptReferences()
+        self.rank = spatial_rank(model)
         self._final_activation: str | None = None
         self._apart: dict[tuple[LayerRef, ...], tuple[int, bool | None]] = {}
         self._selected: dict[tuple[object, ...], Mapping[LayerRef, nn.Module]] = {}
-        self._decisions: dict[_DecisionKey, tuple[Decision, WeightMarks | None]] = {}
+        self._decisions: dict[_DecisionKey, tuple[Decision, list[int] | None]] = {}
         self._placed: dict[tuple[InputKind, LayerRef, Layout | None, Spread], Layout | None] = {}
-        self._placed_with: WeightMarks | None = None
+        self._placed_with: list[int] = []
         self.record = record  # assigned last: if Ctrl-C comes earlier, the old record stays and is still out of date
-
-    @property
-    def model(self) -> nn.Module | None:
-        """The model; None after it was deleted."""
-        return self._model()
 
     @property
     def living(self) -> nn.Module:
@@ -86,13 +78,12 @@ class ModelMemory:
         assert model is not None
         return model
 
-    def refresh(self) -> bool:
-        """Forget everything if the model's structure has changed, and return whether it has."""
+    def refreshed(self) -> ModelMemory:
+        """Return the memory, which forgets everything first if the model's structure has changed."""
         model = self._model()
-        if model is None or is_in_use(self.record) or self.record.is_current():
-            return False
-        self._start(model)
-        return True
+        if model is not None and not is_in_use(self.record) and not self.record.is_current():
+            self._start(model)
+        return self
 
     def selected(self, selectors: tuple[object, ...]) -> Mapping[LayerRef, nn.Module]:
         """Return the layers that selectors match, with their modules.
@@ -136,9 +127,10 @@ class ModelMemory:
         every = self.record.modules()
         # Convolutions show whether a network was trained further: looking at all weights takes longer.
         trained: list[nn.Module] = [module for module in every if isinstance(module, nn.Conv2d)] or every
-        if self._placed_with is None or not self._placed_with.still_hold(trained):
+        marks = weight_marks(trained)
+        if marks != self._placed_with:
             self._placed.clear()
-            self._placed_with = WeightMarks(trained)
+            self._placed_with = marks
         placed = {ref: self._placed[key] for ref, key in keys.items() if key in self._placed}
         new = [layer for layer in layers if layer.ref not in placed]
         if new:
@@ -149,19 +141,15 @@ class ModelMemory:
                 keep_last(self._placed, keys[ref], layout, _MOST_SIZES)
         return {ref: placed[ref] for ref in keys}
 
-    def decision_for(self, image: Float[Tensor, "1 c *size"], target: Target) -> Decision:
-        """Return a decision for one target of this very image, without remembering it."""
-        return self._decided(image, target, None)
-
     def _decided(self, image: Tensor, target: Target | None, identity: Hashable) -> Decision:
         key = kind_of(image), identity
         is_kept = target is None or identity is not None
         kept = self._decisions.get(key) if is_kept else None
-        if kept is not None and (kept[1] is None or kept[1].still_hold(self.record.modules())):
+        if kept is not None and (kept[1] is None or kept[1] == weight_marks(self.record.modules())):
             return kept[0]
         decision = decide(self.living, image, self.record, target=target)
         if is_kept and decision.lasting and not decision.of_picture:
-            marks = WeightMarks(self.record.modules()) if decision.of_weights else None
+            marks = weight_marks(self.record.modules()) if decision.of_weights else None
             keep_last(self._decisions, key, (decision, marks), _MOST_SIZES)
         return decision
 

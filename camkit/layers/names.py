@@ -60,7 +60,8 @@ def select_layers(model: nn.Module, layers: Layers) -> dict[LayerRef, nn.Module]
     modules = modules_by_name(model)
     first_names = first_name_by_module(modules)
     selected: dict[LayerRef, nn.Module] = {}
-    for selector in _as_list(layers):
+    nothing = "the list of layers is empty; name at least one layer ('*' means all of them)"
+    for selector in selectors_in(layers, nothing):
         for name, call in _matches(modules, selector):
             selected[LayerRef(first_names[modules[name]], call)] = modules[name]
     for ref, module in selected.items():
@@ -158,13 +159,17 @@ def select_parameters(model: nn.Module, pattern: str) -> dict[str, nn.Parameter]
     return {name: parameter for name, parameter in trainable.items() if first_names[parameter] == name}
 
 
-def _as_list(layers: Any) -> list[Any]:
-    """Return the selectors as a list; a container of modules, such as ``nn.Sequential``, is one selector."""
+def selectors_in(layers: Any, nothing: str) -> tuple[Any, ...]:
+    """Return the selectors; a container of modules, such as ``nn.Sequential``, is one selector.
+
+    Raises:
+        LayerError: there is none; ``nothing`` says so.
+    """
     if isinstance(layers, (str, bytes, nn.Module, LayerRef, TargetLayer)) or not isinstance(layers, Iterable):
-        return [layers]
-    selectors = list(layers)
+        return (layers,)
+    selectors = tuple(layers)
     if not selectors:
-        raise LayerError("the list of layers is empty; name at least one layer ('*' means all of them)")
+        raise LayerError(nothing)
     return selectors
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from camkit.engine.attach import feature_tensor, forward_hooks
-from camkit.engine.guard import interruptible, switch_off_training, undisturbed
+from camkit.engine.guard import interruptible, undisturbed
 from camkit.engine.heatmap import cell_means
 from camkit.engine.passes import ignoring_errors, on_grid
 from camkit.layers.names import modules_by_name
@@ -272,7 +272,8 @@ def _features(
             directions = torch.randn(features.shape[-1], 8, generator=torch.Generator().manual_seed(_SEED))
             found[key, kind] = (features[0].float() @ directions.to(features.device)).cpu()
 
-    switch_off_training(trace.model)  # an earlier pass may have switched parts of the model to training
+    for part in trace.model.modules():  # an earlier pass may have switched parts of the model to training
+        part.training = False
     with torch.no_grad(), undisturbed(), forward_hooks(dict.fromkeys(names, end)), interruptible():
         trace.model(picture.clone())
     return found

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from camkit.engine.cut import RepeatedError
 from camkit.engine.passes import Capture, NotRunError, Pass, ignoring_errors, is_overwriting, keeping_overwritten
 from camkit.errors import LayerError, MethodError
+from camkit.layers.choose import decide
 from camkit.layers.decision import UNSURE, Decision, Levels
 from camkit.layers.layouts import infer_layout
 from camkit.layers.memory import ModelMemory, kind_of
-from camkit.layers.names import Layers
 from camkit.layers.trace import FramesFirstError
 from camkit.methods import AUTO, METHODS, ODAM, SHARPENED, Method
 from camkit.methods.on_attention import check_cells
@@ -24,7 +24,7 @@ from camkit.methods.on_one_picture import at_once
 from camkit.methods.registry import FINE, Way, sharpening
 from camkit.targets.classes import EachFiner
 from camkit.targets.scores import Target
-from camkit.types import WHOLE_MODEL, LayerRef, TargetLayer
+from camkit.types import WHOLE_MODEL, TargetLayer
 
 _AS_NAMED = "as named"
 
@@ -45,24 +45,6 @@ class Ran:
     layers: tuple[TargetLayer, ...]
     method: Method
     for_boxes: Method | None = None
-
-
-def selectors_of(target_layer: Layers | None) -> tuple[Any, ...] | None:
-    """Return what the caller passed as target layers as a tuple; None if camkit chooses the layer.
-
-    Raises:
-        LayerError: the list is empty.
-    """
-    if target_layer is None:
-        return None
-    if isinstance(target_layer, (str, nn.Module, LayerRef, TargetLayer, type)) or not isinstance(
-        target_layer, Iterable
-    ):
-        return (target_layer,)
-    selectors = tuple(target_layer)
-    if not selectors:
-        raise LayerError("the list of target layers is empty; pass None to let camkit choose the layer")
-    return selectors
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +148,7 @@ class Runner:
                 raise OneByOneError
             if len(targets) > 1:
                 raise OneTargetError
-            decision = self.memory.decision_for(inputs, targets[0])
+            decision = decide(self.memory.living, inputs, self.memory.record, target=targets[0])
             if decision.layer is not None and decision.lasting and decision.layer.ref != layers[-1].ref:
                 used, layers = method.at(decision)
                 captured = self._run(used, targets, inputs, layers)
@@ -256,19 +238,15 @@ class Runner:
             memory.placed([layer for layer in layers if layer.size], inputs[:1], self.options["spread"]),
             infer_layout,
             precision=self.options["precision"],
-            answers_alike=memory.answers_alike,
             record=memory.record,
-            may_resize=memory.may_resize,
-            users_code=not all(target.for_threads for target in targets),
             progress=self.options["progress"],
             apart=apart,
             references=self.options["references"],
-            kept_references=memory.kept_references,
             afresh=isinstance(layers, Levels),
         )
         try:
             with keeping_overwritten() if memory.overwrites else nullcontext():
-                captured = method.run(one_pass)
+                return method.run(one_pass)
         except RepeatedError:
             if len(inputs) > 1:  # the model may take a few pictures at a time
                 raise OneByOneError from None
@@ -278,8 +256,6 @@ class Runner:
                 raise
             memory.overwrites = True
             return self._run(method, targets, inputs, layers)
-        memory.may_resize = captured.resized
-        return captured
 
 
 def _may_miss(captured: Capture, method: Method) -> bool:

@@ -104,38 +104,170 @@ class TracedCall:
         return bool(members & self.operations)
 
 
-@dataclass(eq=False)
+_TO_PYTHON = frozenset(
+    [
+        *(Tensor.__array__, Tensor.__bool__, Tensor.__float__, Tensor.__index__, Tensor.__int__),
+        *(Tensor.item, Tensor.numpy, Tensor.tolist, Tensor.equal, torch.equal),
+    ]
+)
+"""Methods that give a tensor's values to Python."""
+
+
+class _Reads(TorchFunctionMode):
+    """Notes whether Python reads values that were computed from the picture, as networks with early exits do.
+
+    Attributes:
+        picture: True if it does: another picture may take another way through the model.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__()
+        self.picture = False
+        self._graph = graph
+        self._kept: dict[int, Tensor] = {}
+        """What was computed from the picture and has no graph, such as truth values and what was detached."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the function."""
+        result = func(*args, **(kwargs or {}))
+        if func in _TO_PYTHON:
+            self.picture |= self._derives(args[0])
+        elif isinstance(result, Tensor) and result.grad_fn is None and any(map(self._derives, tensors_in(args))):
+            self._kept[id(result)] = result
+        return result
+
+    def _derives(self, tensor: Tensor) -> bool:
+        number = self._graph.number(tensor.grad_fn)
+        return bool(self._graph.ancestors(number) & self._graph.leaves) or id(tensor) in self._kept
+
+    def __exit__(self, *failure: Any) -> None:
+        """Leave the block. If Ctrl-C came while PyTorch had taken the mode off for a call, the mode may be off still.
+
+        A generator in that call puts it back as soon as the call's frame is cleared, which may be long after the block.
+        """
+        if not self._is_on():
+            traceback.clear_frames(failure[2])
+        if self._is_on():
+            super().__exit__(*failure)  # type: ignore[no-untyped-call]
+
+    def _is_on(self) -> bool:
+        return any(mode is self for mode in _get_current_function_mode_stack())
+
+
 class Trace:
-    """A pass whose tensors are kept.
+    """A pass whose tensors are kept: ``traced`` lets a model run, which calls ``enter`` and ``leave``, and ``finish``.
 
     Attributes:
         model: the model.
         leaf: the input (1, C, *size), which requires a gradient.
-        calls: the calls of all modules, in the order in which they finished.
-        graph: the operations, and what each was computed from.
-        output: what the model returned.
-        end: the tensor of the score: all class scores, or those of all boxes, or what ``target`` returned.
-        detects: True if the model returned boxes.
+        image: the copy of the leaf that the model gets.
         target: returns the score that counts, from the model's output; None for the model's main output.
+        names: the first name of each module.
+        graph: the operations, and what each was computed from.
+        reads: what Python reads of the picture.
+        calls: the calls of all modules, in the order in which they finished.
         tensors: the tensors by number.
         edges: the places in the graph at which to differentiate with respect to tensors: later in-place operations do
             not move them.
         stem: the first module with weights and what it received, if it is a convolution.
-        reads_picture: True if Python read values that were computed from the picture.
+        output: what the model returned.
+        end: the tensor of the score: all class scores, or those of all boxes, or what ``target`` returned.
+        detects: True if the model returned boxes.
     """
 
-    model: nn.Module
-    leaf: Tensor
-    calls: tuple[TracedCall, ...]
-    graph: Graph
-    output: Any
-    end: Tensor | None
-    detects: bool
-    target: Callable[[Any], Tensor] | None
-    tensors: Mapping[int, Tensor]
-    edges: Mapping[int, GradientEdge]
-    stem: tuple[nn.Module, Tensor] | None
-    reads_picture: bool
+    def __init__(self, model: nn.Module, leaf: Tensor, target: Callable[[Any], Tensor] | None) -> None:
+        self.model, self.leaf, self.target = model, leaf, target
+        self.image = leaf.clone()
+        self.names = first_name_by_module(modules_by_name(model))
+        self.graph = Graph(leaf)
+        self.reads = _Reads(self.graph)
+        self.calls: list[TracedCall] = []
+        self.tensors: dict[int, Tensor] = {}
+        self.edges: dict[int, GradientEdge] = {}
+        self.stem: tuple[nn.Module, Tensor] | None = None
+        self.output: Any = None
+        self.end: Tensor | None = None
+        self.detects = False
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._known = {self._number(self.image)}
+        self._clock = itertools.count()
+        self._runs: Counter[nn.Module] = Counter()
+        self._running: list[tuple[nn.Module, int, int, tuple[int, ...]]] = []
+
+    def enter(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """Note that a call starts, and its arguments, which it may then change in place."""
+        self._runs[module] += 1
+        tensors = tensors_in((arguments, keywords) if keywords else arguments)
+        given = tuple(map(self._number, tensors))
+        self._running.append((module, self._runs[module], next(self._clock), given))
+        is_first = self.stem is None and not any(call.weighted for call in self.calls)
+        if is_first and isinstance(module, CONVOLUTIONS) and tensors:
+            self.stem = module, tensors[0]
+            if tensors[0].dim() == self.leaf.dim() and len(tensors[0]) == 1:
+                self.graph.begin_at(tensors[0].grad_fn)
+
+    def leave(self, module: nn.Module, _: tuple[Any, ...], __: dict[str, Any], output: Any) -> None:
+        """Record a call that ends."""
+        while self._running[-1][0] is not module:  # an exception ended these calls
+            self._running.pop()
+        number, started, given = self._running.pop()[1:]
+        maps = feature_tensor(output)
+        tensor = None if maps is None else maps[1]
+        computed = [] if tensor is None else [each for each in tensors_in(output) if each.grad_fn is not None]
+        sizes = {each.shape[2:] for each in computed if each.dim() == self.leaf.dim()}
+        scales = [self.graph.number(each.grad_fn) for each in computed] if len(sizes) > 1 else []
+        output_number = None if tensor is None else self._number(tensor)
+        operation = None if tensor is None else self.graph.number(tensor.grad_fn)
+        call = TracedCall(
+            name=self.names[module],
+            number=number,
+            kind=type(module).__name__,
+            started=started,
+            finished=next(self._clock),
+            arguments=given,
+            output=output_number,
+            shape=() if tensor is None else tuple(tensor.shape),
+            operation=operation,
+            operations=set_of(operation),
+            alone=tensor is None or len(computed) == 1,
+            scales=tuple(scale for scale in scales if scale is not None),
+            passes=isinstance(module, _SUMMARIES) or output_number in self._known.intersection(given),
+            weighted=any(parameter is not None for parameter in module._parameters.values()),
+            classes=_classes(module),
+        )
+        self.calls.append(call)
+        self._known.update(self._number(each) for each in tensors_in(output))
+
+    def _number(self, tensor: Tensor) -> int:
+        state = id(tensor), 0 if tensor.is_inference() else tensor._version
+        number = self._numbers.setdefault(state, len(self._numbers))
+        if number not in self.tensors:
+            self.tensors[number] = tensor  # while it is kept, no other tensor has its id
+            if tensor.requires_grad:
+                self.edges[number] = get_gradient_edge(tensor)
+        return number
+
+    def finish(self, output: Any) -> None:
+        """Take what the model returned.
+
+        Raises:
+            FramesFirstError: the model reads clips as (N, T, C, H, W).
+        """
+        if self.stem is not None:
+            _check_frames(self.stem[1], self.image)
+        images = detections_of(output, 1) if self.target is None else None
+        self.output, self.detects = output, images is not None
+        self.end = self.target(output) if self.target is not None else scored_tensor(output)
+        if images:
+            self.end = images[0].get("logits", images[0]["scores"])
+        self.calls = [
+            replace(call, operations=set_of(call.operation, self.graph.number(self.tensors[call.output].grad_fn)))
+            if call.output is not None and self.tensors[call.output]._is_view()
+            else call
+            for call in self.calls
+        ]
 
     @property
     def size(self) -> tuple[int, ...]:
@@ -238,68 +370,12 @@ class Trace:
             mixed = torch.stack(graded).sum() if graded and score == "mixture" else None
             return self.end if score == "best" else mixed
         if score == "head":
-            return self._head_input()
+            given = [self.tensors[number] for call in self._last_weighted for number in call.arguments]
+            argument = next((tensor for tensor in given if tensor.is_floating_point()), None)
+            return None if argument is None or not argument.requires_grad else mixture(argument)
         if self.end is None or score == "mixture":
             return None if self.end is None else mixture(self.end)
         return score_of(self.output, self.end, self.classes)
-
-    def _head_input(self) -> Tensor | None:
-        """Return a mixture of the input of the last layer with weights; None if that input has no gradient."""
-        given = [self.tensors[number] for call in self._last_weighted for number in call.arguments]
-        argument = next((tensor for tensor in given if tensor.is_floating_point()), None)
-        return None if argument is None or not argument.requires_grad else mixture(argument)
-
-
-_TO_PYTHON = frozenset(
-    [
-        *(Tensor.__array__, Tensor.__bool__, Tensor.__float__, Tensor.__index__, Tensor.__int__),
-        *(Tensor.item, Tensor.numpy, Tensor.tolist, Tensor.equal, torch.equal),
-    ]
-)
-"""Methods that give a tensor's values to Python."""
-
-
-class _Reads(TorchFunctionMode):
-    """Notes whether Python reads values that were computed from the picture, as networks with early exits do.
-
-    Attributes:
-        picture: True if it does: another picture may take another way through the model.
-    """
-
-    def __init__(self, graph: Graph) -> None:
-        super().__init__()
-        self.picture = False
-        self._graph = graph
-        self._kept: dict[int, Tensor] = {}
-        """What was computed from the picture and has no graph, such as truth values and what was detached."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run the function."""
-        result = func(*args, **(kwargs or {}))
-        if func in _TO_PYTHON:
-            self.picture |= self._derives(args[0])
-        elif isinstance(result, Tensor) and result.grad_fn is None and any(map(self._derives, tensors_in(args))):
-            self._kept[id(result)] = result
-        return result
-
-    def _derives(self, tensor: Tensor) -> bool:
-        number = self._graph.number(tensor.grad_fn)
-        return bool(self._graph.ancestors(number) & self._graph.leaves) or id(tensor) in self._kept
-
-    def __exit__(self, *failure: Any) -> None:
-        """Leave the block. If Ctrl-C came while PyTorch had taken the mode off for a call, the mode may be off still.
-
-        A generator in that call puts it back as soon as the call's frame is cleared, which may be long after the block.
-        """
-        if not self._is_on():
-            traceback.clear_frames(failure[2])
-        if self._is_on():
-            super().__exit__(*failure)  # type: ignore[no-untyped-call]
-
-    def _is_on(self) -> bool:
-        return any(mode is self for mode in _get_current_function_mode_stack())
 
 
 @contextmanager
@@ -322,12 +398,13 @@ def traced(
     """
     kept = guarded(model, record or ModelRecord.of_model(model))
     with kept, torch.inference_mode(mode=False), torch.enable_grad():
-        recording = _Recording(model, image.detach().clone().requires_grad_())
-        begin, end = _unseen(recording.begin), _unseen(recording.end)
-        hooks = hooked([(module, begin) for module in recording.names], [(module, end) for module in recording.names])
-        with hooks, recording.reads, interruptible():
-            output = model(recording.image)
-        yield recording.trace(output, target)
+        trace = Trace(model, image.detach().clone().requires_grad_(), target)
+        enter, leave = _unseen(trace.enter), _unseen(trace.leave)
+        hooks = hooked([(module, enter) for module in trace.names], [(module, leave) for module in trace.names])
+        with hooks, trace.reads, interruptible():
+            output = model(trace.image)
+        trace.finish(output)
+        yield trace
 
 
 def _unseen(hook: Callable[..., None]) -> Callable[..., None]:
@@ -338,118 +415,6 @@ def _unseen(hook: Callable[..., None]) -> Callable[..., None]:
             hook(*given)
 
     return run
-
-
-class _Recording:
-    """Records every call of every module while a model runs: its start and end, its arguments and its output.
-
-    Attributes:
-        image: the input for the model, a copy of the leaf.
-        names: the first name of each module.
-        reads: what Python reads of the picture.
-    """
-
-    def __init__(self, model: nn.Module, leaf: Tensor) -> None:
-        self.image = leaf.clone()
-        self.names = first_name_by_module(modules_by_name(model))
-        self._leaf, self._model = leaf, model
-        self._graph = Graph(leaf)
-        self.reads = _Reads(self._graph)
-        self._numbers: dict[tuple[int, ...], int] = {}
-        self._tensors: dict[int, Tensor] = {}
-        self._edges: dict[int, GradientEdge] = {}
-        self._known = {self._number(self.image)}
-        self._clock = itertools.count()
-        self._runs: Counter[nn.Module] = Counter()
-        self._running: list[tuple[nn.Module, int, int, tuple[int, ...]]] = []
-        self._calls: list[TracedCall] = []
-        self._stem: tuple[nn.Module, Tensor] | None = None
-
-    def begin(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        """Note that a call starts, and its arguments, which it may then change in place."""
-        self._runs[module] += 1
-        tensors = tensors_in((arguments, keywords) if keywords else arguments)
-        given = tuple(map(self._number, tensors))
-        self._running.append((module, self._runs[module], next(self._clock), given))
-        is_first = self._stem is None and not any(call.weighted for call in self._calls)
-        if is_first and isinstance(module, CONVOLUTIONS) and tensors:
-            self._stem = module, tensors[0]
-            if tensors[0].dim() == self._leaf.dim() and len(tensors[0]) == 1:
-                self._graph.begin_at(tensors[0].grad_fn)
-
-    def end(self, module: nn.Module, _: tuple[Any, ...], __: dict[str, Any], output: Any) -> None:
-        """Record a call that ends."""
-        while self._running[-1][0] is not module:  # an exception ended these calls
-            self._running.pop()
-        number, started, given = self._running.pop()[1:]
-        maps = feature_tensor(output)
-        tensor = None if maps is None else maps[1]
-        computed = [] if tensor is None else [each for each in tensors_in(output) if each.grad_fn is not None]
-        sizes = {each.shape[2:] for each in computed if each.dim() == self._leaf.dim()}
-        scales = [self._graph.number(each.grad_fn) for each in computed] if len(sizes) > 1 else []
-        output_number = None if tensor is None else self._number(tensor)
-        operation = None if tensor is None else self._graph.number(tensor.grad_fn)
-        call = TracedCall(
-            name=self.names[module],
-            number=number,
-            kind=type(module).__name__,
-            started=started,
-            finished=next(self._clock),
-            arguments=given,
-            output=output_number,
-            shape=() if tensor is None else tuple(tensor.shape),
-            operation=operation,
-            operations=set_of(operation),
-            alone=tensor is None or len(computed) == 1,
-            scales=tuple(scale for scale in scales if scale is not None),
-            passes=isinstance(module, _SUMMARIES) or output_number in self._known.intersection(given),
-            weighted=any(parameter is not None for parameter in module._parameters.values()),
-            classes=_classes(module),
-        )
-        self._calls.append(call)
-        self._known.update(self._number(each) for each in tensors_in(output))
-
-    def _number(self, tensor: Tensor) -> int:
-        state = id(tensor), 0 if tensor.is_inference() else tensor._version
-        number = self._numbers.setdefault(state, len(self._numbers))
-        if number not in self._tensors:
-            self._tensors[number] = tensor  # while it is kept, no other tensor has its id
-            if tensor.requires_grad:
-                self._edges[number] = get_gradient_edge(tensor)
-        return number
-
-    def trace(self, output: Any, target: Callable[[Any], Tensor] | None) -> Trace:
-        """Return the finished pass.
-
-        Raises:
-            FramesFirstError: the model reads clips as (N, T, C, H, W).
-        """
-        if self._stem is not None:
-            _check_frames(self._stem[1], self.image)
-        images = detections_of(output, 1) if target is None else None
-        end = target(output) if target is not None else scored_tensor(output)
-        if images:
-            end = images[0].get("logits", images[0]["scores"])
-        calls = [
-            replace(call, operations=set_of(call.operation, self._graph.number(self._tensors[call.output].grad_fn)))
-            if call.output is not None and self._tensors[call.output]._is_view()
-            else call
-            for call in self._calls
-        ]
-        return Trace(
-            model=self._model,
-            leaf=self._leaf,
-            calls=tuple(calls),
-            graph=self._graph,
-            output=output,
-            end=end,
-            detects=images is not None,
-            target=target,
-            tensors=self._tensors,
-            edges=self._edges,
-            stem=self._stem,
-            reads_picture=self.reads.picture,
-        )
 
 
 def _classes(module: nn.Module) -> int | None:

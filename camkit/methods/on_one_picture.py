@@ -26,6 +26,7 @@ from camkit.engine.passes import (
     faster_format,
     in_parts,
     is_absent,
+    kept_reference_maps,
     to_grid,
 )
 from camkit.errors import MethodError, TargetError
@@ -117,7 +118,7 @@ class ChangedPictures:
         self._options, self._targets, self._placement = options, targets, placement
         self._at_once = at_once(self.image.device) if options.apart else 1
         batch = self.image.expand(at_once(self.image.device), *self.image.shape[1:])
-        self._memory_format = faster_format(options.model, batch, options.precision, options.answers_alike)
+        self._memory_format = faster_format(options.model, batch, options.precision, options.record)
 
     def enlarge(self, maps: Float[Tensor, "m *grid"], size: tuple[int, ...] | None = None) -> Float[Tensor, "m *size"]:
         """Interpolate maps to another size; None stands for the picture's."""
@@ -248,7 +249,7 @@ def _references(options: Pass, ref: LayerRef, head: Head) -> tuple[str, Referenc
     record = options.record or ModelRecord.of_model(options.model)
     of_references = replace(options, inputs=pictures.inputs.to(options.inputs))
     run = functools.partial(_run_references, of_references, ref, head.images)
-    references = options.kept_references.maps((ref, pictures.key), record.modules(), run)
+    references = kept_reference_maps(record, (ref, pictures.key), run)
     expected = list(head.output.shape)
     expected[head.images] = len(references)
     if list(references.outputs.shape) != expected:
@@ -298,8 +299,7 @@ class PictureScores:
         activation: what turns the model's scores into probabilities.
         precision: as for ``Explainer``.
         at_once: pictures per pass; halved if memory runs out.
-        current: returns the model's record, and for each precision whether the model answers alike in both memory
-            formats.
+        current: returns the model's record.
 
     Raises:
         TargetError: the target does not exist in the picture, or is a box, which a changed picture would move.
@@ -324,12 +324,12 @@ class PictureScores:
         activation: Activation | None,
         precision: Precision,
         at_once: int,
-        current: Callable[[], tuple[ModelRecord, dict[Precision, bool]]],
+        current: Callable[[], ModelRecord],
     ) -> None:
         self.picture, self.at_once, self.passes = picture, at_once, 1
         self._options, self._current = Pass(model, picture[None], (), precision=precision), current
         # The graph of this pass shows whether the model returns probabilities.
-        with replace(self._options, record=current()[0]).forward(leaf=True) as run:
+        with replace(self._options, record=current()).forward(leaf=True) as run:
             output = run.output
             answer = target(output, 1)
             if answer.boxes is not None:
@@ -352,13 +352,12 @@ class PictureScores:
 
         The pictures may have any floating-point type and lie on any device; one pass takes ``at_once`` of them.
         """
-        record, alike = self._current()
-        options = replace(self._options, record=record)
+        options = replace(self._options, record=self._current())
         scores: list[Tensor] = []
 
         def run(numbers: range) -> None:
             part = pictures[numbers.start : numbers.stop].to(self.picture.device, self.picture.dtype)
-            memory_format = faster_format(options.model, part, options.precision, alike)
+            memory_format = faster_format(options.model, part, options.precision, options.record)
             with options.quiet(), interruptible():
                 output = options.model(part.clone(memory_format=memory_format))
                 scores.append(self.confidence_target(output, len(part)).values.cpu())

@@ -61,19 +61,18 @@ def classify(plan: Plan) -> None:
     """Classify the folder and do nothing else."""
     module, preprocess = plan.model.module, plan.model.preprocess
     assert preprocess is not None
-    size = plan.batch_size
 
     def read(item: Item) -> torch.Tensor:
         return prepare(item.path, preprocess, item.name).tensor
 
     tasks = (Task(functools.partial(read, item), in_thread=True) for item in plan.data.items)
-    prepared = in_order(tasks, workers=READERS, ahead=size)
+    prepared = in_order(tasks, workers=READERS, ahead=plan.batch_size)
     batch: list[torch.Tensor] = []
     with quiet_pass(module, torch.device("cpu"), "fp32"):
         for tensor in itertools.chain(prepared, [None]):
-            if batch and (tensor is None or len(batch) == size):
+            if batch and (tensor is None or len(batch) == plan.batch_size):
                 inputs = torch.stack(batch)
-                module(inputs.contiguous(memory_format=faster_format(module, inputs, "fp32", {})))
+                module(inputs.contiguous(memory_format=faster_format(module, inputs, "fp32", plan.memory.record)))
                 batch = []
             if tensor is not None:
                 batch.append(tensor)

@@ -17,7 +17,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from camkit.engine.passes import faster_format
+from camkit.engine import guard, passes
 
 Run = Callable[[], object]
 Opener = Callable[[], AbstractContextManager[Run]]
@@ -43,7 +43,8 @@ def ready(run: Run) -> Opener:
 
 def plain(model: nn.Module, images: Tensor, times: int = 1) -> Run:
     """Return a call that runs the model ``times`` times, in the memory format that camkit would choose."""
-    images = images.contiguous(memory_format=faster_format(model, images, "fp32", {}))
+    memory_format = passes.faster_format(model, images, "fp32", guard.ModelRecord.of_model(model))
+    images = images.contiguous(memory_format=memory_format)
 
     def run() -> None:
         with torch.inference_mode():

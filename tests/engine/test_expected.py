@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from heads import CASES, CLASS, SIZE, built
-from networks import classifier
+from heads import CASES, CLASS, SIZE, built, with_output
+from networks import Net, classifier
 from oracles import as_float64, expected
 from PIL import Image
+from sklearn.metrics import roc_auc_score
 from tiers import rows_represented
 from torch import Tensor, nn
 from unchanged import unchanged
@@ -25,7 +26,7 @@ from camkit.errors import CamkitError, ImageError, LayerError, MethodError
 from camkit.images.prepare import MOST_REFERENCES, smooth_noise
 from camkit.methods import METHODS
 from camkit.methods.on_one_picture import _shares
-from camkit.targets import above, direction, finer, top
+from camkit.targets import above, direction, finer
 from camkit.types import LayerRef
 
 REFERENCES = 6
@@ -45,39 +46,24 @@ def log_odds(logits: Tensor, index: int = CLASS) -> Tensor:
     return logits[0, index] - torch.stack(others).exp().sum().log()
 
 
-class ByHook:
-    """The definition: a hook gives one call of a layer other values, and autograd differentiates the whole model."""
+def by_hook(
+    model: nn.Module, ref: LayerRef, image: Tensor, pictures: Tensor, score: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, float, float]:
+    """Return what each value of the layer's output adds, the score, and its mean over the reference pictures.
 
-    def __init__(self, model: nn.Module, ref: LayerRef) -> None:
-        self.model, self.ref = copy.deepcopy(model).double().eval(), ref
-
-    def run(self, image: Tensor, value: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the layer's output and the logits; with a value, the layer returns it."""
-        seen: list[Tensor] = []
-
-        def hook(_: nn.Module, __: object, output: Tensor) -> Tensor | None:
-            seen.append(output.detach().clone())
-            return value if value is not None and len(seen) == (self.ref.call or 1) else None
-
-        handle = self.model.get_submodule(self.ref.name).register_forward_hook(hook)
-        logits = self.model(image.double())
-        handle.remove()
-        return seen[(self.ref.call or 1) - 1], logits
-
-    def map(self, image: Tensor, pictures: Tensor, score: Callable[[Tensor], Tensor]) -> tuple[Tensor, float, float]:
-        """Return what each value of the layer's output adds, the score, and its mean over the reference pictures."""
-        own, logits = self.run(image)
-        total, scores = torch.zeros_like(own), []
-        for picture, share in zip(pictures, _shares(len(pictures)).tolist(), strict=True):
-            other, of_other = self.run(picture[None])
-            between = (other + share * (own - other)).requires_grad_()
-            (gradient,) = torch.autograd.grad(score(self.run(image, between * 1)[1]), between)
-            total += (own - other) * gradient / len(pictures)
-            scores.append(float(score(of_other).detach()))
-        return total, float(score(logits).detach()), float(np.mean(scores))
-
-
-# --- the formula
+    The definition: a hook gives the layer other values, and autograd differentiates the whole model.
+    """
+    model, image = copy.deepcopy(model).double().eval(), image.double()
+    own, logits = with_output(model, ref, image)
+    total, scores = torch.zeros_like(own), []
+    for picture, share in zip(pictures.double(), _shares(len(pictures)).tolist(), strict=True):
+        other, of_other = with_output(model, ref, picture[None])
+        between = (other + share * (own - other)).requires_grad_()
+        changed = with_output(model, ref, image, lambda _, between=between: between * 1)[1]
+        (gradient,) = torch.autograd.grad(score(changed), between)
+        total += (own - other) * gradient / len(pictures)
+        scores.append(float(score(of_other).detach()))
+    return total, float(score(logits).detach()), float(np.mean(scores))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -86,7 +72,7 @@ def test_every_kind_of_head_equals_the_definition(name: str) -> None:
     model, ref, layout, image = built(name)
     with unchanged(model):
         found = explained(model, image, str(ref), references=references())
-    total, score, mean = ByHook(model, ref).map(image, references(), log_odds)
+    total, score, mean = by_hook(model, ref, image, references(), log_odds)
     cells = to_grid(total, layout).sum(1)[0].numpy()
     assert np.abs(cells).max() > 0
     np.testing.assert_allclose(found.raw, cells, rtol=0, atol=2e-5 * np.abs(cells).max())
@@ -98,55 +84,10 @@ def test_every_kind_of_head_equals_the_definition(name: str) -> None:
     assert found.residual == pytest.approx(score - mean - float(total.sum()), abs=3 * rounding)
 
 
-def test_the_cells_of_a_linear_head_sum_to_the_difference() -> None:
-    model = classifier(nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.Conv2d(8, 8, 3), classes=3)
-    image = torch.randn(3, SIZE, SIZE)
-    found = explained(model, image, "1", direction("+", CLASS), references=references())
-    with torch.no_grad():
-        difference = model(image[None])[0, CLASS] - model(references())[:, CLASS].mean()
-    assert found.residual == pytest.approx(0, abs=1e-6)
-    assert found.raw.sum() == pytest.approx(float(difference), abs=1e-6)
-    assert found.references.quantity == "output, with this sign"
+OWN_SOFTMAX = Net(lambda _, logits: logits.exp() / logits.exp().sum(1, keepdim=True))
 
 
-def test_a_mean_over_more_references_comes_nearer_to_the_difference() -> None:
-    model, ref, _, _ = built("chain")
-    images = torch.randn(12, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(2))
-    few, more = (
-        sum(abs(row.residual) for row in explained(model, images, str(ref), references=references(count=count)))
-        for count in (2, 16)
-    )
-    assert more < few / 2
-
-
-def test_a_path_beside_the_layer_shows_in_the_residual() -> None:
-    model, ref, _, image = built("skip")
-    beside = explained(model, image, str(ref), references=references(count=16))
-    before = explained(model, image, "stem", references=references(count=16))
-    assert abs(beside.residual) > 5 * abs(before.residual)
-
-
-def test_pictures_and_targets_of_a_batch_are_those_of_single_calls() -> None:
-    model, ref, _, image = built("tokens")
-    batch = torch.cat([image, image.flip(-1)])
-    together = explained(model, batch, str(ref), top(2), references=references())
-    for place, found in enumerate(together):
-        alone = explained(model, batch[place // 2], str(ref), found.target, references=references())
-        np.testing.assert_allclose(found.raw, alone.raw, rtol=0, atol=1e-6 * np.abs(alone.raw).max())
-        assert found.residual == pytest.approx(alone.residual, abs=1e-5)
-
-
-# --- the score
-
-
-class Custom(nn.Module):
-    """A softmax that is not PyTorch's own."""
-
-    def forward(self, logits: Tensor) -> Tensor:
-        return logits.exp() / logits.exp().sum(1, keepdim=True)
-
-
-@pytest.mark.parametrize("last", [nn.Softmax(1), nn.LogSoftmax(1), Custom()], ids=lambda last: type(last).__name__)
+@pytest.mark.parametrize("last", [nn.Softmax(1), nn.LogSoftmax(1), OWN_SOFTMAX], ids=["softmax", "log", "own"])
 def test_a_model_that_returns_probabilities_has_the_map_of_its_logits(last: nn.Module) -> None:
     model, ref, _, image = built("chain")
     with torch.no_grad():
@@ -188,15 +129,8 @@ def test_several_layers_and_a_score_without_gradients_are_refused() -> None:
     with pytest.raises(MethodError, match="explain one layer; name one, or use 'gradcam'"):
         explained(model, image, ["0", "2"])
     with pytest.raises(LayerError, match="does not depend on layer '2' in a differentiable way"):
-        explained(nn.Sequential(*list(model)[:5], Detached(), *list(model)[5:]).eval(), image, "2")
-
-
-class Detached(nn.Module):
-    def forward(self, maps: Tensor) -> Tensor:
-        return maps.detach()
-
-
-# --- the reference pictures
+        detached = Net(lambda _, maps: maps.detach())
+        explained(nn.Sequential(*list(model)[:5], detached, *list(model)[5:]).eval(), image, "2")
 
 
 def folder_of(folder: Path, count: int) -> Path:
@@ -322,9 +256,6 @@ def test_the_references_run_once_and_again_after_the_weights_change() -> None:
     np.testing.assert_array_equal(layercam.using("expected")(image.flip(-1), CLASS).raw, fresh.raw)
 
 
-# --- precision, devices, and other doors
-
-
 @pytest.mark.parametrize("precision", ["bf16-forced", "fp16"])
 def test_every_precision_computes_in_fp32(precision: Any) -> None:
     model, ref, _, image = built("tokens")
@@ -351,28 +282,17 @@ def test_the_command_takes_references_and_a_table_remembers_them(
     assert "leave out --references" in capsys.readouterr().err
 
 
-# --- planted truth
-
-
-def auroc(heat: np.ndarray, inside: np.ndarray) -> float:
-    ranks = heat.ravel().argsort().argsort()
-    inside = inside.ravel()
-    return float((ranks[inside].mean() - (inside.sum() - 1) / 2) / (~inside).sum())
-
-
-def mean_auroc(model: str, layer: str, given: Sequence[Path] | None) -> float:
-    explainer = camkit.Explainer(model, layer, method="expected", references=given)
-    paths = camkit.scenes.scene_paths()
-    return float(np.mean([auroc(explainer(path).heatmap_on_picture(), camkit.scenes.scene_mask(name))
-                          for name, path in paths.items()]))  # fmt: skip
-
-
 @pytest.mark.parametrize(
-    ("layer", "own"),
-    rows_represented(lambda layer, own: not own, [("features", False), ("features.1", True)]),
+    ("layer", "own"), rows_represented(lambda _, own: not own, [("features", False), ("features.1", True)])
 )
 def test_it_finds_what_the_demo_networks_use(layer: str, own: bool) -> None:
     """One network uses the object, the other the background."""
-    given = list(camkit.scenes.scene_paths().values()) if own else None
-    assert mean_auroc("demo-fair", layer, given) > 0.8
-    assert mean_auroc("demo-biased", layer, given) < 0.4
+    paths, areas = camkit.scenes.scene_paths(), {}
+    for model in ("demo-fair", "demo-biased"):
+        explainer = camkit.Explainer(model, layer, method="expected", references=list(paths.values()) if own else None)
+        areas[model] = [
+            roc_auc_score(camkit.scenes.scene_mask(name).ravel(), explainer(path).heatmap_on_picture().ravel())
+            for name, path in paths.items()
+        ]
+    assert np.mean(areas["demo-fair"]) > 0.8
+    assert np.mean(areas["demo-biased"]) < 0.4

@@ -26,13 +26,14 @@ import torchvision
 from networks import Net, Parts, network
 from PIL import Image
 from tiers import PASSES, represented_by, rows_represented
+from tiny_models import gradient_times_activation
 from torch import Tensor, nn
 from unchanged import compiler_switch, in_the_middle_of_training, unchanged
 
 import camkit
 from camkit.engine.attach import tensors_in
 from camkit.errors import ImageError, LayerError, MethodError
-from camkit.targets import Scores, Target
+from camkit.targets import Scores, Target, top
 
 ATTENTION = tuple(name for name, method in camkit.METHODS.items() if method.reads_attention)
 REFUSED = {("cam", "vgg11"), *((name, "vit") for name in ("cam", "fullgrad", "guidedbackprop", "guidedgradcam"))}
@@ -65,9 +66,6 @@ def for_method(name: str) -> nn.Module:
 
 def pictures(count: int = 2) -> Tensor:
     return torch.randn(count, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(5))
-
-
-# --- networks with difficult forward passes, each beside one that computes the same without tricks
 
 
 class Awkward(Parts):
@@ -159,22 +157,14 @@ def input_changed(net: Awkward, x: Tensor) -> Tensor:
 
 
 Pair = namedtuple("Pair", ["size", "maps"])
-CONTAINERS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
+PASSED_ON: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
+    "itself": (lambda maps: maps, lambda output: output),
     "tuple": (lambda maps: (maps.shape, maps), lambda output: output[1]),
     "namedtuple": (lambda maps: Pair(maps.shape, maps), lambda output: output.maps),
     "dict": (lambda maps: {"size": maps.shape, "maps": [maps]}, lambda output: output["maps"][0]),
-}
-ITSELF = (lambda maps: maps, lambda output: output)
-PASSED_ON = CONTAINERS | {
-    "itself": ITSELF,
     "two": (lambda maps: (maps, maps.mean((2, 3))), lambda output: output[0]),
     "view": (lambda maps: maps.flatten(2).unflatten(2, maps.shape[2:]), lambda output: output),
 }
-
-
-def returning(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> Awkward:
-    layer = Net(lambda net, x: pack(net.conv(x)), conv=nn.Conv2d(8, 8, 3, padding=1))
-    return Awkward(lambda net, x: net.tail(unpack(net.layer(net.trunk(x))), x), layer)
 
 
 def shortcut(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> Awkward:
@@ -235,11 +225,7 @@ NETWORKS: dict[str, tuple[Callable[[], Parts], Callable[[], Parts]]] = {
         for mode in (nullcontext, torch.no_grad)
     },
     **{
-        f"layer returns {kind}": (functools.partial(returning, *way), functools.partial(returning, *ITSELF))
-        for kind, way in CONTAINERS.items()
-    },
-    **{
-        f"shortcut {kind}": (functools.partial(shortcut, *way), functools.partial(shortcut, *ITSELF))
+        f"shortcut {kind}": (functools.partial(shortcut, *way), functools.partial(shortcut, *PASSED_ON["itself"]))
         for kind, way in PASSED_ON.items()
     },
     "shortcut, written later": (
@@ -299,20 +285,14 @@ class Writing(Parts):
 
 
 def reference(model: Parts, x: Tensor, target: int) -> tuple[Tensor, np.ndarray]:
-    """Return the scores and the map of HiResCAM, by a hook that begins a graph at the layer's output."""
-    kept: list[Tensor] = []
+    """Return the scores and the map of HiResCAM, from autograd."""
 
-    def begin(*called: Any) -> Tensor:
-        kept.append(called[-1].detach().requires_grad_())
-        return kept[0].clone()
+    def score() -> Tensor:
+        return model(x.clone())[:, target]
 
-    with model.layer.register_forward_hook(begin):
-        scores = model(x.clone())[:, target]
-    (gradients,) = torch.autograd.grad(scores.sum(), kept[0])
-    return scores.detach(), (kept[0] * gradients).detach().sum(1).numpy()
-
-
-# --- every method and architecture, in the middle of training, with the user's hooks
+    raw = gradient_times_activation(model, "layer", lambda: score().sum()).sum(1).numpy()
+    model.zero_grad()
+    return score().detach(), raw
 
 
 def watch(model: nn.Module, fired: set[str]) -> None:
@@ -386,9 +366,6 @@ def test_a_users_backward_hook_anywhere_is_no_obstacle(place: str, set_hook: str
     np.testing.assert_allclose([e.raw for e in found], expected, rtol=1e-4, atol=1e-7)
 
 
-# --- errors
-
-
 def tensors_alive() -> set[int]:
     """Return the identities of all tensors in the process."""
     return {id(each) for each in gc.get_objects() if issubclass(type(each), Tensor)}
@@ -450,9 +427,6 @@ def test_no_method_leaves_a_trace_of_an_exception(method: str) -> None:
         camkit.explain(model, pictures(), method=method)
 
 
-# --- the caller's modes
-
-
 class OwnMode(torch.overrides.TorchFunctionMode):
     """A mode of the caller's own."""
 
@@ -498,9 +472,6 @@ def test_an_input_that_requires_grad_gets_no_gradient_and_no_graph() -> None:
     x = pictures().requires_grad_()
     camkit.explain(made(Parts), x, target=1)
     assert (x.grad, x.requires_grad, x._version) == (None, True, 0)
-
-
-# --- difficult models
 
 
 @pytest.mark.parametrize(
@@ -552,6 +523,18 @@ def test_a_layer_the_score_is_cut_off_from_is_an_error_and_not_a_blank_map(
     model = in_the_middle_of_training(made(lambda: Awkward(run))).requires_grad_(not frozen)
     with unchanged(model), pytest.raises(LayerError, match=said):
         camkit.explain(model, pictures(), layer, target=1)
+
+
+@pytest.mark.parametrize("method", [*(name for name in PASSES if name != "cam"), *ATTENTION])
+def test_a_batch_of_several_targets_equals_its_pictures_one_by_one(method: str) -> None:
+    model, targets = for_method(method), [0, top(2), lambda logits: logits[:, 1] / 2]
+    together = camkit.explain(model, pictures(), method=method, target=targets)
+    alone = [row for image in pictures() for row in camkit.explain(model, image, method=method, target=targets)]
+    assert len(together) == len(alone) == 8
+    close = 0 if camkit.METHODS[method].one_by_one else 1e-6
+    for one, other in zip(together, alone, strict=True):
+        assert one.target == other.target
+        np.testing.assert_allclose(one.raw, other.raw, rtol=100 * close, atol=close * np.abs(other.raw).max())
 
 
 WRITTEN = "'seen' version"
@@ -629,7 +612,16 @@ def test_weights_of_half_precision(method: str) -> None:
     assert found.raw.dtype == np.float32
 
 
-# --- streams
+@pytest.mark.parametrize("precision", ["bf16-forced", "fp16"])
+@pytest.mark.parametrize("method", ["scorecam", "fullgrad", "rollout", "legrad"])
+def test_passes_of_half_precision(method: str, precision: Any) -> None:
+    """The parts of FullGrad add up to rounding."""
+    model = for_method(method)
+    full, half = (
+        camkit.explain(model, pictures(1)[0], method=method, target=3, precision=each) for each in ("fp32", precision)
+    )
+    assert np.corrcoef(full.raw.ravel(), half.raw.ravel())[0, 1] > 0.99
+    assert not np.array_equal(full.raw, half.raw)
 
 
 @pytest.mark.parametrize("how", ["closed", "dropped", "dropped unstarted", "raised into"])
@@ -657,9 +649,6 @@ def test_between_two_results_the_model_is_the_users() -> None:
     next(stream)
     with unchanged(model):
         next(stream)
-
-
-# --- several threads
 
 
 def run_together(*jobs: Callable[[], Any]) -> list[Any]:
@@ -776,9 +765,6 @@ def test_a_hook_on_a_view_changed_through_an_alias_does_not_end_the_process() ->
     subprocess.run([sys.executable, "-c", VIEW_CHANGED_THROUGH_AN_ALIAS], check=True)
 
 
-# --- nothing stays in memory
-
-
 @pytest.mark.parametrize("layer", ["layer4", None])
 @pytest.mark.parametrize(
     "method", represented_by("gradcam", *ATTENTION, among=["gradcam", "cam", "scorecam", "fullgrad", *ATTENTION])
@@ -803,28 +789,6 @@ def test_no_tensor_outlives_a_picture_that_cannot_be_read(images: list[Any]) -> 
     model = made(Parts)
     with no_tensor_stays(), pytest.raises(ImageError):
         list(camkit.explain_many(model, [pictures(), *images], "layer", batch_size=1))
-
-
-class Preparation:
-    """A preprocessing that owns a tensor, as a model's own preprocessing does."""
-
-    def __init__(self) -> None:
-        self.mean = torch.full((3, 1, 1), 0.5)
-
-    def prepare(self, picture: Image.Image) -> Tensor:
-        return torch.from_numpy(np.array(picture)).permute(2, 0, 1) / 255 - self.mean
-
-
-def test_neither_the_model_nor_the_preprocessing_is_kept() -> None:
-    with no_tensor_stays():
-        model, preparation = made(Parts), Preparation()
-        kept = [weakref.ref(model), weakref.ref(preparation)]
-        camkit.explain(model, Image.fromarray(np.zeros((SIZE, SIZE, 3), np.uint8)), preprocess=preparation.prepare)
-        del model, preparation
-    assert [reference() for reference in kept] == [None, None]
-
-
-# --- functions of the user that work in place
 
 
 @pytest.mark.parametrize("name", ["gradcam", "scorecam", "reciprocam", "fullgrad", "expected", "legrad"])

@@ -244,21 +244,13 @@ def test_ctrl_c_comes_at_once_in_an_interruptible_block(before: bool) -> None:
     assert nothing_runs()
 
 
-def test_a_handler_that_the_model_sets_stays() -> None:
-    def own(*_: object) -> None:
-        """Ignore the signal."""
-
+def test_a_handler_that_the_model_sets_stays_and_a_process_that_ignores_ctrl_c_still_does() -> None:
+    own = lambda *_: None  # noqa: E731
     try:
         with undisturbed():
             signal.signal(signal.SIGINT, own)
         assert signal.getsignal(signal.SIGINT) is own
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def test_a_process_that_ignores_ctrl_c_still_does() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         with undisturbed(), interruptible():
             signal.raise_signal(signal.SIGINT)
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN

@@ -53,9 +53,6 @@ def weighted_maps(model: SmallNet, image: Tensor) -> tuple[np.ndarray, np.ndarra
     return as_float64(maps), gradient_by_differences(lambda a: exact.head(a[None])[0, CLASS], maps, step=1e-6)
 
 
-# --- augment
-
-
 @pytest.mark.parametrize(("method", "oracle"), [("gradcam", gradcam), ("layercam", layercam)])
 def test_augment_is_the_mean_over_the_mirrored_and_multiplied_pictures(method, oracle) -> None:
     model, picture = SmallNet(activation=nn.GELU), small_picture()[0]
@@ -189,9 +186,6 @@ def test_each_layers_map_is_averaged_before_the_layers_are_fused(fuse: str) -> N
     assert_equal(found.heatmap, expected / expected.max())
 
 
-# --- eigen
-
-
 def test_eigen_is_the_first_principal_component_of_the_weighted_maps() -> None:
     model = SmallNet(activation=nn.GELU)
     maps, gradients = weighted_maps(model, small_picture()[0])
@@ -201,12 +195,6 @@ def test_eigen_is_the_first_principal_component_of_the_weighted_maps() -> None:
     assert_equal(of_cells, principal_map(gradients * maps), 1e-4)
     peer = eigengradcam(maps, gradients)  # the same but for the sign
     assert_equal(of_cells, peer if (of_cells * peer).sum() > 0 else -peer, 1e-4)
-
-
-@pytest.mark.parametrize("target", range(4))
-def test_a_principal_component_agrees_with_the_plain_map(target: int) -> None:
-    plain, found = (explained(SmallNet(), smooth, target=target).raw for smooth in (None, "eigen"))
-    assert float((plain * found).sum()) > 0
 
 
 def test_both_are_the_mean_of_principal_components() -> None:
@@ -227,14 +215,10 @@ def test_a_map_that_is_not_finite_is_reported_and_no_error() -> None:
     assert explained(model, "eigen").status == "non_finite"
 
 
-# --- what is said
-
-
 def test_caption_and_json_say_it() -> None:
     model = SmallNet()
     found = explained(model, "augment+eigen")
-    assert found.smooth == "augment+eigen"
-    assert json.loads(json.dumps(found.to_dict()))["smooth"] == "augment+eigen"
+    assert found.to_dict()["smooth"] == "augment+eigen"
     assert found.caption().lines[0] == (
         "Grad-CAM at layer relu1, 3x5 cells, first principal component, mean over 6 versions of the picture"
     )
@@ -245,20 +229,11 @@ def test_caption_and_json_say_it() -> None:
 
 def test_the_shell_and_the_config_take_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     photo = str(camkit.scenes.scene_paths()["plane-sky"])
-    config = tmp_path / "camkit.toml"
-    config.write_text('[explain]\nsmooth = "augment"\n')
-    rows = []
-    for options in (["--smooth", "eigen"], ["--config", str(config)], []):
-        out = tmp_path / str(len(rows))
-        assert main([photo, "--model", "demo-fair", *options, "--out", str(out), "--json"]) == 0
-        rows.append(json.loads(capsys.readouterr().out))
-    assert [row["smooth"] for row in rows] == ["eigen", "augment", None]
-    assert len({Path(row["file"]).read_bytes() for row in rows}) == 3
+    for options, smooth in ((["--smooth", "eigen"], "eigen"), ([], None)):
+        assert main([photo, "--model", "demo-fair", *options, "--out", str(tmp_path), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["smooth"] == smooth
     in_python = camkit.explain("demo-fair", photo, config={"explain": {"smooth": "eigen"}})
     assert in_python.smooth == "eigen"
-
-
-# --- what is refused
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import networks
 import numpy as np
 import psutil
 import pytest
@@ -34,12 +35,6 @@ SIZE = 32
 PLANE = str(camkit.scenes.scene_paths()["plane-sky"])
 
 
-class Tally:
-    """Counts passes outside the module, since camkit restores the module's attributes."""
-
-    count = 0
-
-
 class Net(nn.Module):
     """A small classifier."""
 
@@ -50,7 +45,7 @@ class Net(nn.Module):
         self.deep = nn.Conv2d(6, 10, 3, stride=2, padding=1)
         self.late = nn.Conv2d(10, 10, 3, padding=1)
         self.head = nn.Linear(10, 4)
-        self.tally = Tally()
+        self.tally = networks.Tally()
 
     def forward(self, images: Tensor) -> Tensor:
         self.tally.count += 1
@@ -65,33 +60,6 @@ def made(seed: int = 0, kind: Any = Net) -> Any:
 
 def picture(seed: int = 1, size: int = SIZE) -> Tensor:
     return torch.randn(3, size, size, generator=torch.Generator().manual_seed(seed))
-
-
-# --- results
-
-
-def test_one_picture_gives_one_explanation_and_several_give_a_list() -> None:
-    explainer = camkit.Explainer(made())
-    one = explainer(picture(), target=2)
-    assert isinstance(one, camkit.Explanation)
-    assert one.target == 2
-    several = explainer.batch([picture(1), picture(2)], [0, 1])
-    assert [row.target for row in several] == [0, 1, 0, 1]
-    assert isinstance(explainer.batch([picture()]), list)
-    stream = explainer.stream(iter([picture(1), picture(2)]))
-    assert iter(stream) is stream
-    assert len(list(stream)) == 2
-
-
-def test_it_returns_what_explain_returns() -> None:
-    model = made()
-    for layer in (None, "deep", ["deep", "late"]):
-        for method in ("gradcam", "layercam"):
-            expected = camkit.explain(copy.deepcopy(model), picture(), layer, method=method, target=1)
-            found = camkit.Explainer(model, layer, method=method)(picture(), 1)
-            assert np.array_equal(found.raw, expected.raw)
-            assert np.array_equal(found.heatmap, expected.heatmap)
-            assert (found.layer, found.layer_reason) == (expected.layer, expected.layer_reason)
 
 
 @pytest.mark.parametrize(
@@ -114,9 +82,6 @@ def test_it_returns_what_explain_returns() -> None:
 def test_a_wrong_call_is_one_sentence(call: Callable, error: type[Exception], words: str) -> None:
     with refused(words, error):
         call(camkit.Explainer(made()))
-
-
-# --- the layer as a value
 
 
 def test_the_layer_says_what_was_decided_and_can_be_passed_back() -> None:
@@ -144,17 +109,6 @@ def test_all_fused_layers_are_listed() -> None:
     assert [str(layer) for layer in explainer.layers] == ["deep", "late"]
     with pytest.raises(LayerError, match="2 layers are fused"):
         _ = explainer.layer
-
-
-# --- what is remembered
-
-
-def test_a_decision_is_made_once_for_each_size() -> None:
-    model = made()
-    explainer = camkit.Explainer(model, nn.Conv2d, method="gradcam", spread="even")
-    for size, passes in ((32, 2), (32, 3), (48, 5), (32, 6)):
-        explainer(picture(size=size))
-        assert model.tally.count == passes
 
 
 class Switched(Net):
@@ -271,9 +225,6 @@ def test_a_model_that_looks_at_its_pictures_is_decided_for_each(layer: str | Non
     assert [(one.layer, one.layer_reason) for one in batch] == [one[:2] for one in expected[::2]]
 
 
-# --- what is kept
-
-
 @pytest.mark.extended
 def test_a_thousand_calls_keep_nothing() -> None:
     explainer = camkit.Explainer(made())
@@ -290,8 +241,17 @@ def test_a_thousand_calls_keep_nothing() -> None:
     assert process.memory_info().rss - before < 8 << 20
 
 
+class Preparation:
+    """A preprocessing that owns something, as a model's own preprocessing does."""
+
+    size = (SIZE, SIZE)
+
+    def prepare(self, picture: Image.Image) -> Tensor:
+        return to_tensor(picture.resize(self.size))
+
+
 def test_a_model_dies_with_its_explainer_while_another_lives_even_if_its_parts_know_it() -> None:
-    kept, gone = made(), made()
+    kept, gone, preparation = made(), made(), Preparation()
     gone.late.parent = [gone]
     gone.deep.register_forward_hook(lambda *_: None)
     living, explainer = camkit.Explainer(kept), camkit.Explainer(gone)
@@ -299,32 +259,12 @@ def test_a_model_dies_with_its_explainer_while_another_lives_even_if_its_parts_k
     explainer(picture())
     camkit.explain(gone, picture())
     camkit.explain(gone, picture(), gone.deep)
-    reference = weakref.ref(gone)
-    del gone, explainer
+    camkit.explain(gone, PLANE, preprocess=preparation.prepare)
+    references = weakref.ref(gone), weakref.ref(preparation)
+    del gone, explainer, preparation
     gc.collect()
-    assert reference() is None
+    assert [reference() for reference in references] == [None, None]
     living(picture())
-
-
-def test_four_threads_on_one_explainer_give_the_maps_of_one() -> None:
-    model = made().train()
-    flags = [module.training for module in model.modules()]
-    images = [picture(seed) for seed in range(24)]
-    expected = [camkit.Explainer(copy.deepcopy(model))(image, 1).raw for image in images]
-    explainer, start = camkit.Explainer(model), threading.Barrier(4)
-
-    def work(part: int) -> list[np.ndarray]:
-        start.wait()
-        return [explainer(image, 1).raw for image in images[part::4]]
-
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(work, range(4)))
-    for part in range(4):
-        assert all(np.array_equal(one, two) for one, two in zip(found[part], expected[part::4], strict=True))
-    assert [module.training for module in model.modules()] == flags
-
-
-# --- bf16
 
 
 @pytest.fixture
@@ -339,8 +279,8 @@ def two_cores() -> Iterator[None]:
 def plain_net(classes: int = 4) -> nn.Sequential:
     """Return a network of PyTorch's own modules, whose passes may run at the same time."""
     torch.manual_seed(0)
-    layers = nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)
-    return nn.Sequential(*layers, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes)).eval()
+    layers = nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()
+    return networks.classifier(*layers, classes=classes)
 
 
 def threads_of_passes(explainer: camkit.Explainer, images: Iterable[Any], **options: Any) -> set[int]:
@@ -360,7 +300,7 @@ def threads_of_passes(explainer: camkit.Explainer, images: Iterable[Any], **opti
 
     explainer._explain_batch = noting  # type: ignore[method-assign]
     list(explainer.stream(images, **options))
-    del explainer._explain_batch
+    explainer._explain_batch = run
     return threads
 
 
@@ -438,17 +378,13 @@ def test_an_error_ends_the_threads_that_read_although_its_traceback_lives(tmp_pa
 def test_a_picture_with_other_channels_is_no_reason_to_stop_whatever_the_model_raises() -> None:
     """The Vision Transformer of Hugging Face raises a ValueError."""
 
-    class Strict(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = plain_net()
+    def strict(model: Any, images: Tensor) -> Tensor:
+        if images.shape[1] != 3:
+            raise ValueError("Make sure that the channels match")
+        return model.inner(images)
 
-        def forward(self, images: Tensor) -> Any:
-            if images.shape[1] != 3:
-                raise ValueError("Make sure that the channels match")
-            return self.net(images)
-
-    rows = list(camkit.explain_many(Strict(), [torch.zeros(1, SIZE, SIZE), picture()], on_error="yield"))
+    model = networks.Net(strict, inner=plain_net())
+    rows = list(camkit.explain_many(model, [torch.zeros(1, SIZE, SIZE), picture()], on_error="yield"))
     assert "the picture has 1 channels" in str(rows[0].error)
     assert rows[1].status == "ok"
 
@@ -485,14 +421,10 @@ def test_many_targets_keep_only_few_gradients_at_a_time() -> None:
 
 def test_one_explanation_that_is_kept_holds_its_own_picture_only() -> None:
     kept = camkit.explain(plain_net(), torch.randn(16, 3, 64, 64), "4")[0]
-
     assert isinstance(kept.shown, Tensor)
     assert kept.shown.untyped_storage().nbytes() == 3 * 64 * 64 * 4
     assert all(raw.untyped_storage().nbytes() == 32 * 32 * 4 for raw in kept.maps.raws)
     assert kept.raw.base is None
-
-
-# --- models with several inputs
 
 
 class WithAge(nn.Module):
@@ -518,29 +450,11 @@ class OfTextAndPicture(WithAge):
         return super().forward(pixel_values, torch.full((1, 1), float(width)))
 
 
-def test_a_model_with_its_picture_second_gets_its_way_out() -> None:
-    net, ids = OfTextAndPicture().eval(), torch.tensor([[1, 2, 3]])
-    for output in (None, 0):
-        with refused("takes 'input_ids' first; pass picture='pixel_values' and inputs=", ModelError):
-            camkit.explain(net, picture(0), output=output)
-    assert camkit.explain(net, picture(0), picture="pixel_values", inputs={"input_ids": ids}).status == "ok"
-
-
 def test_a_map_of_one_cell_is_never_ok() -> None:
     pixels = torch.rand(8, 3, 1, 1, generator=torch.Generator().manual_seed(0))
     net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(4, 3)).eval()
     found = camkit.Explainer(net, method="rise").batch(pixels)
     assert {row.status for row in found} == {"no_influence"}
-
-
-@pytest.mark.parametrize(("kind", "listed"), [(WithAge, "'age'"), (WithAgeAndPlace, "'age' and 'place'")])
-@pytest.mark.parametrize("method", ["gradcam", "rise", "chefer"])
-def test_a_model_that_needs_several_inputs_is_an_error_that_shows_the_way_out(kind, listed, method):
-    with refused(r"pass inputs=\{\.\.\.\} to camkit\.explain or Explainer", ModelError) as caught:
-        camkit.explain(kind().eval(), torch.zeros(3, 16, 16), method=method)
-    assert listed in str(caught.value)
-    with refused("needs more than the picture", ModelError):
-        camkit.Explainer(kind().eval()).scores_of(torch.zeros(3, 16, 16))
 
 
 class Fused(nn.Module):
@@ -603,15 +517,29 @@ def test_a_file_that_has_changed_is_loaded_again(tmp_path):
         net = torchvision.models.squeezenet1_1().eval()
         torch.save(net.state_dict(), weights)
         expected = float(net(image[None])[0, 7].detach())
-
         assert camkit.explain(None, image, target=7, config=config).score == pytest.approx(expected, rel=1e-4)
 
 
-def test_what_a_model_needs_besides_the_inputs_it_was_given_is_named():
-    with refused(r"needs more than the picture.*'place'", ModelError):
-        camkit.explain(WithAgeAndPlace().eval(), torch.zeros(3, 16, 16), inputs={"age": torch.zeros(1, 1)})
-    with refused(r"needs more than the picture.*'depth' and 'extra'", ModelError):
-        camkit.explain(Fused().eval(), torch.zeros(3, 16, 16), picture="pixel_values", output="scores")
+NEEDS = r"needs more than the picture; pass inputs=\{\.\.\.\} to camkit\.explain or Explainer.*"
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [
+        *((WithAge, {"method": method}, NEEDS + "'age'") for method in ("gradcam", "rise", "chefer")),
+        (WithAgeAndPlace, {}, NEEDS + "'age' and 'place'"),
+        (WithAgeAndPlace, {"inputs": {"age": torch.zeros(1, 1)}}, NEEDS + "'place'"),
+        (Fused, {"picture": "pixel_values", "output": "x"}, NEEDS + "'depth' and 'extra'"),
+        (OfTextAndPicture, {}, "takes 'input_ids' first; pass picture='pixel_values' and inputs="),
+        (OfTextAndPicture, {"output": 0}, "takes 'input_ids' first; pass picture='pixel_values' and inputs="),
+    ],
+)
+def test_a_model_that_needs_several_inputs_is_an_error_that_shows_the_way_out(kind, options, words):
+    with refused(words, ModelError):
+        camkit.explain(kind().eval(), torch.zeros(3, 16, 16), **options)
+    if kind is WithAge:
+        with refused(NEEDS, ModelError):
+            camkit.Explainer(WithAge().eval()).scores_of(torch.zeros(3, 16, 16))
 
 
 class Tasks(nn.Module):
@@ -635,9 +563,7 @@ class Tasks(nn.Module):
 def test_one_of_several_outputs_is_explained(kind, name):
     net = Tasks(kind).eval()
     image = torch.rand(3, 16, 16)
-
     row = camkit.explain(net, image, net.conv, output=name, target=4, method="hirescam")
-
     maps = net.conv(image[None]).detach().requires_grad_()
     score = net.second(maps.relu().mean((2, 3)))[0, 4]
     score.backward()
@@ -647,27 +573,18 @@ def test_one_of_several_outputs_is_explained(kind, name):
         camkit.explain(net, image, output="mood")
 
 
-def prepare(picture: Image.Image) -> Tensor:
-    return to_tensor(picture.resize((32, 32)))
-
-
 def places() -> tuple[nn.Module, Callable[[Image.Image], Tensor]]:
-    return Tasks("tuple"), prepare
-
-
-def names() -> tuple[nn.Module, Callable[[Image.Image], Tensor]]:
-    return Tasks("dict"), prepare
+    return Tasks("tuple"), Preparation().prepare
 
 
 def test_a_shell_names_the_option_that_chooses_an_output(tmp_path, capsys):
-    for factory, option in (("places", "--output 1"), ("names", "--output kind")):
-        call = [PLANE, "--model", f"{__file__}:{factory}", "--device", "cpu", "--out", str(tmp_path)]
-        assert main(call) == 2
-        said = capsys.readouterr().err
-        assert option in said
-        assert "lambda" not in said
-        assert main([*call, *option.split(), "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["status"] in ("ok", "no_positive_evidence")
+    call = [PLANE, "--model", f"{__file__}:places", "--device", "cpu", "--out", str(tmp_path)]
+    assert main(call) == 2
+    said = capsys.readouterr().err
+    assert "--output 1" in said
+    assert "lambda" not in said
+    assert main([*call, "--output", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["status"] in ("ok", "no_positive_evidence")
 
 
 @pytest.mark.parametrize(
@@ -720,15 +637,8 @@ def test_a_method_of_the_call_needs_no_layer_of_the_config(tmp_path, monkeypatch
         camkit.Explainer("demo-fair", config={"explain": {"layer": "features.2", "method": "occlusion"}})
 
 
-def test_a_model_that_takes_a_tuple_is_to_be_wrapped():
-    class OfTuple(WithAge):
-        def forward(self, both: tuple[Tensor, Tensor]) -> Tensor:  # type: ignore[override]
-            picture, age = both
-            return super().forward(picture, age)
-
+def test_a_picture_in_a_tuple_with_another_input_is_refused():
     picture, age = torch.zeros(3, 16, 16), torch.ones(1, 1)
-    with pytest.raises(ValueError, match="not enough values to unpack"):
-        camkit.explain(OfTuple().eval(), picture)
     with pytest.raises(InputError, match=r"pass inputs=\{\.\.\.\} .* 'age'\)"):
         camkit.explain(WithAge().eval(), (picture, age))
 

@@ -57,33 +57,17 @@ def images(model: LoadedModel, folder: Path) -> Tensor:
 @pytest.mark.parametrize("method", PEERS)
 def test_maps_agree_with_grad_cam_on_every_photo(model, images, method):
     found = camkit.explain(model, images, "features", method=method)
-
     raws = peer_agreement.peers_maps(PEERS[method], model.module, images, [row.target for row in found])
-
     for photo, row, raw in zip(PHOTOS, found, raws, strict=True):
         assert np.corrcoef(row.raw.ravel(), raw.ravel())[0, 1] > 0.999, photo
         assert np.allclose(row.raw, raw, rtol=0, atol=1e-4 * np.abs(raw).max()), photo
-
-
-def test_grad_cams_epsilon_changes_real_maps_and_camkits_have_none(model, images):
-    row = camkit.explain(model, images[0], "features", method="gradcam++")
-
-    plain, without = (
-        peer_agreement.peers_maps(kind, model.module, images[:1], [row.target])[0]
-        for kind in (GradCAMPlusPlus, WithoutEpsilon)
-    )
-
-    assert np.abs(row.raw - plain).max() > 0.1 * np.abs(plain).max()
-    assert np.allclose(row.raw, without, rtol=0, atol=1e-4 * np.abs(without).max())
 
 
 @pytest.mark.parametrize("comparison", peer_agreement.COMPARISONS, ids=lambda comparison: comparison.name)
 @pytest.mark.parametrize("name", OF_TORCHVISION)
 def test_the_newer_methods_agree_with_grad_cam_or_differ_as_documented(test_data, name, comparison):
     model, images = peer_agreement.load(test_data, name)
-
     found = peer_agreement.compare(model, images[1:4:2], comparison)  # two photos that differ; the script takes all
-
     if comparison.centres:
         assert min(found.undone) > 0.999
         assert min(found.published) < 0.95
@@ -91,17 +75,6 @@ def test_the_newer_methods_agree_with_grad_cam_or_differ_as_documented(test_data
         assert 0.85 < min(found.published) < 0.99
     else:
         assert min(found.published) > 0.999
-
-
-def test_grad_cams_fem_is_what_the_docs_say(test_data):
-    model, images = peer_agreement.load(test_data, "mobilenet_v2")
-    maps = model.module.features(images).detach().numpy()
-    exceeds = maps > maps.mean((2, 3), keepdims=True) + 2 * maps.std((2, 3), keepdims=True)
-    expected = (exceeds.mean((2, 3), keepdims=True) * maps).sum(1)
-
-    found = peer_agreement.peers_maps(peer_agreement.peer.FEM, model.module, images, [0] * len(images))
-
-    assert np.allclose(found, expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("smooth", "likeness"), [(None, 0.999), ("augment", 0.99)])
@@ -112,7 +85,6 @@ def test_heatmaps_agree_with_the_ones_that_grad_cam_hands_out(model, images, smo
     with GradCAM(model.module, [model.module.features]) as cam:
         handed = cam(images, targets, aug_smooth=smooth is not None)
     model.module.requires_grad_(requires_grad=False)
-
     for photo, row, heatmap in zip(PHOTOS, found, handed, strict=True):
         assert np.corrcoef(row.heatmap.ravel(), heatmap.ravel())[0, 1] > likeness, photo
 

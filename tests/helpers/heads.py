@@ -108,6 +108,21 @@ def built(name: str) -> tuple[nn.Module, LayerRef, Layout, Tensor]:
     return make().eval(), LayerRef(module, int(call) if call else None), layout, torch.randn(1, 3, SIZE, SIZE)
 
 
+def with_output(
+    model: nn.Module, ref: LayerRef, image: Tensor, change: Callable[[Tensor], Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return what one call of a layer and the model return, if a hook changes what this call returns."""
+    seen: list[Tensor] = []
+
+    def hook(_: nn.Module, __: object, output: Tensor) -> Tensor | None:
+        seen.append(output.detach().clone())
+        return change(output) if change is not None and len(seen) == (ref.call or 1) else None
+
+    with model.get_submodule(ref.name).register_forward_hook(hook):
+        answer = model(image.clone())
+    return seen[(ref.call or 1) - 1], answer
+
+
 class Unsteady(Chain):
     """Its scores grow from pass to pass, by a counter that camkit does not restore."""
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-import camkit
 from camkit.errors import LayerError
-from camkit.hooks import edit, edit_gradients, record
+from camkit.hooks import record
 from camkit.layers.names import chooses_layers, find_layers, modules_by_name, select_layers
 from camkit.types import LayerRef
 
@@ -179,50 +177,3 @@ def test_which_texts_choose_layers() -> None:
         assert chooses_layers(modules, text)
     for text in ("fc.weight", "*.bias", "layer1+fc.weight", "nothing"):
         assert not chooses_layers(modules, text)
-
-
-# --- the same grammar wherever a layer is named
-
-
-def recorded(model: nn.Module, layer: Any) -> set[str]:
-    with record(model, layer) as recording:
-        model(IMAGES)
-    return {str(call) for call in recording.calls}
-
-
-def edited(model: nn.Module, layer: Any) -> set[str]:
-    """Return the calls whose output an edit replaced: those with an output of zeros."""
-    with edit(model, {layer: torch.zeros_like}), record(model, "*") as recording:
-        model(IMAGES + 1)
-    return {str(call) for call in recording.calls if not call.output.any()}
-
-
-@pytest.mark.parametrize("read", [recorded, edited])
-@pytest.mark.parametrize("layer", ["layer1.relu#2", "layer1._orig_mod.relu#2", LayerRef("layer1.relu", 2)])
-def test_hooks_use_the_grammar(read: Callable[[nn.Module, Any], set[str]], layer: Any) -> None:
-    model = Network()
-    for parameter in model.parameters():
-        nn.init.constant_(parameter, 0.1)  # so that nothing but an edit makes an output zero
-    calls = read(model, layer)
-    assert "layer1.relu#2" in calls
-    assert "layer1.relu#1" not in calls
-
-
-def test_gradients_are_edited_by_the_name_of_a_type() -> None:
-    model = Network()
-    with edit_gradients(model, {"Linear": torch.zeros_like}):
-        model(IMAGES).sum().backward()
-    assert all(not parameter.grad.any() for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("layer", ["layer2.conv1", "_orig_mod.layer2.conv1", "layer2.co*1", LayerRef("layer2.conv1")])
-def test_feature_maps_use_the_grammar(layer: Any) -> None:
-    assert camkit.feature_maps(Network(), IMAGES[0], layer).layer == "layer2.conv1"
-
-
-def test_feature_maps_are_of_one_layer() -> None:
-    message = (
-        "of one layer, but these are several: layer1.conv1, layer1.conv1.layer1.conv2.*, layer1.conv2, layer2.conv1"
-    )
-    with pytest.raises(LayerError, match=message):
-        camkit.feature_maps(Network(), IMAGES[0], "Conv2d")
