@@ -50,7 +50,7 @@ from camkit.metrics.judge import DECIDING, MethodJudgement, column_title
 from camkit.metrics.judge import REPORTS as JUDGEMENTS
 from camkit.models import DEMO_MODELS, device_of, load_model
 from camkit.models.modules import explained_failures
-from camkit.options import Diagnose, Model, Precision
+from camkit.options import Diagnose, Model
 from camkit.scale.job import free_file, slug
 from camkit.sentences import inputs as language_models
 from camkit.sentences import words as words_of
@@ -282,19 +282,16 @@ def _grid(layout: Layout) -> str:
 def compare(
     *pictures: Path,
     source: Model,
-    target: str | None,
     method: list[str] | None,
     layer: list[str] | None,
-    references: Path | None,
-    precision: Precision,
-    metric: str,
     out: Path,
     overwrite: bool,
     colormap: str,
     alpha: float,
     json: bool,
+    **options: Any,
 ) -> int:
-    """Draw several methods side by side, and print the value of each map."""
+    """Draw several methods side by side, and print the value of each map; ``options`` go to ``camkit.compare``."""
     need_pictures(pictures, "compare image.jpg")
     overlay.check("overlay", colormap, alpha)
     files = find_pictures(pictures, skip=out)
@@ -304,11 +301,10 @@ def compare(
     if TALK.verbose:
         say(f"pictures to compare: {len(files)}", "dim")
     loaded = load(source)
-    options: dict[str, Any] = {"target_layer": layer, "target": target, "metric": metric, "precision": precision}
     with stages() as progress:
         progress("comparing", 0, len(files))
-        options |= {"references": references, "progress": functools.partial(progress, "comparing")}
-        comparison = camkit.compare(loaded, files, method, **options)
+        options["progress"] = functools.partial(progress, "comparing")
+        comparison = camkit.compare(loaded, files, method, target_layer=layer, **options)
     if json:
         emit(plain_json.dumps(comparison.to_dict(), allow_nan=False))
     else:
@@ -337,23 +333,18 @@ def judge(
     data: Path,
     *,
     source: Model,
-    target: str | None,
     method: list[str] | None,
     layer: list[str] | None,
-    references: Path | None,
-    precision: Precision,
-    pictures: int,
-    seed: int,
     out: Path,
     json: bool,
+    **options: Any,
 ) -> int:
-    """Measure which methods and layers are faithful, and recommend one."""
+    """Measure which methods and layers are faithful, and recommend one; ``options`` go to ``camkit.judge``."""
     check_folder(out)
     loaded = load(source)
-    options: dict[str, Any] = {"references": references, "precision": precision, "seed": seed}
     with stages() as progress:
         options["progress"] = functools.partial(progress, "judging")
-        judgement = camkit.judge(loaded, data, method, target_layer=layer, target=target, pictures=pictures, **options)
+        judgement = camkit.judge(loaded, data, method, target_layer=layer, **options)
     set_aside(out, JUDGEMENTS)
     page = judgement.save(out)
     if json:
@@ -394,34 +385,11 @@ def _table_of_judgement(found: MethodJudgement) -> Table:
 
 
 def words(
-    *pictures: str,
-    model: str,
-    prompt: str | None,
-    sentence: str | None,
-    word: str | None,
-    together: bool,
-    references: Path | None,
-    method: str,
-    max_new_tokens: int,
-    device: str | None,
-    out: Path,
-    json: bool,
+    *pictures: str, model: str, sentence: str | None, word: str | None, out: Path, json: bool, **options: Any
 ) -> int:
-    """Show what a vision-language model looked at for each word."""
+    """Show what a vision-language model looked at for each word; ``options`` go to ``words_of_files``."""
     explained = failed = 0
-    for found in words_of_files(
-        model,
-        pictures,
-        out,
-        prompt,
-        device=device,
-        references=references,
-        together=together,
-        words=sentence,
-        method=method,
-        max_new_tokens=max_new_tokens,
-        only=word,
-    ):
+    for found in words_of_files(model, pictures, out, words=sentence, only=word, **options):
         if isinstance(found, Failure):
             failed += 1
             fail(f"{found.source}: {found.error}")
