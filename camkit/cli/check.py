@@ -19,7 +19,7 @@ from camkit.cli.explain import actors_of, events_into, load, on_cluster, refuse_
 from camkit.cli.options import OptionalModel
 from camkit.cli.terminal import TALK, emit, print_table, printer, say, stages
 from camkit.demo.scenes import labelled_scenes
-from camkit.errors import InputError, printable
+from camkit.errors import InputError, printable, refuse
 from camkit.images.files import check_folder, refuse_address, refuse_input, write_file
 from camkit.models import DEMO_MODELS
 from camkit.options import Data, Model
@@ -71,9 +71,9 @@ def _settings(data: Path | None, pictures: Data, **tables: Any) -> Settings:
 
 def init(data: Path | None, *, source: OptionalModel, file: Path, overwrite: bool, **tables: Any) -> int:
     """Write a config that fits the data."""
-    not_toml = "name another file that ends in .toml, such as camkit.toml"
-    if file.suffix != ".toml" or file.name == PROJECT_FILE:
-        raise InputError(f"the config cannot be written to {file}; {not_toml}")
+    instead = "name another file that ends in .toml, such as camkit.toml"
+    is_toml = file.suffix == ".toml" and file.name != PROJECT_FILE
+    refuse((not is_toml, f"the config cannot be written to {file}; {instead}"))
     refuse_existing(file, "--file", overwrite=overwrite)
     model = {name: value for name, value in vars(source).items() if name != "trust_remote_code"}
     settings = _settings(data, model=model, **tables)
@@ -118,8 +118,7 @@ def mend(
     **tables: Any,
 ) -> int:
     """Train the last layer anew, or export the pictures to train on."""
-    if export is not None and out is not None:
-        raise InputError("--export writes pictures and no weights; leave out --out")
+    refuse((export is not None and out is not None, "--export writes pictures and no weights; leave out --out"))
     file = Path("mended.pth") if out is None else out
     target = file if export is None else export / "labels.csv"
     refuse_existing(target, "--out" if export is None else "--export", overwrite=overwrite)

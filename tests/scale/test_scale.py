@@ -197,7 +197,7 @@ def test_a_parquet_table_is_one_that_pandas_reads(tmp_path, tiny):
 
 def test_a_table_without_pyarrow_is_one_sentence_and_csv_needs_none(tmp_path, tiny, monkeypatch):
     write_pictures(tmp_path / "in", 2)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(InputError, match=r"pip install 'camkit\[table\]', or name a table that ends in .csv"):
         tabulate(tiny, tmp_path / "in", tmp_path / "t.parquet")
     assert len(tabulate(tiny, tmp_path / "in", tmp_path / "t.csv")) == 2
