@@ -5,8 +5,6 @@ source, all packages that camkit is the first to import, such as SciPy. Its deco
 compiles two functions for each one that it decorates, again in every call if that is a function inside a function.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Runs the shell steps of a GitHub Action as the runner does: in bash, with files for outputs and summary."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Explaining on a cluster: rows as on one machine, lost nodes, interrupted jobs, and what can be wrong."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """A few models of the zoo, tested with its script's functions, and proof that its checks can fail."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from types import ModuleType
 from typing import Any
