@@ -156,12 +156,13 @@ class Table(AbstractContextManager["Table"]):
         if resume and not file.exists() and self._form.files():
             about = self._form.about()
             different = differences(about.get("fingerprint", {}), made_with)
-            refuse((different, f"{path} cannot be continued: it was made with different settings ({different}); {instead}"))
+            refuse(
+                (different, f"{path} cannot be continued: it was made with different settings ({different}); {instead}")
+            )
             start, folder = map(_for_store, self._form.rows()), about.get("folder", "")
         self._store = Store(file, made_with, resume=resume, start=start, folder=folder, instead=instead)
-        self._folder = self._store.folder
         self._finished: dict[bytes, bool] = {}
-        home = text_of(self._folder)
+        home = text_of(self._store.folder)
         for name, rows in itertools.groupby(self._store.rows(), key=lambda row: row["path"]):
             picture = os.path.normpath(os.path.join(home, name))  # noqa: PTH118 - for millions of names
             self._finished[_checksum(picture)] = all(row["status"] == "error" for row in rows)
@@ -179,7 +180,7 @@ class Table(AbstractContextManager["Table"]):
         Raises:
             OutputError: they cannot be written; earlier ones are kept.
         """
-        if Path.cwd() != Path(self._folder):
+        if Path.cwd() != Path(self._store.folder):
             for row, name in itertools.product(rows, ("path", "drawing")):
                 row[name] = None if row[name] is None else text_of(os.path.abspath(row[name]))  # noqa: PTH100
         self._store.append(map(_for_store, rows))
@@ -192,7 +193,7 @@ class Table(AbstractContextManager["Table"]):
         """
         try:
             if not isinstance(error, OutputError):
-                about = {"format": 1, "folder": self._folder, "fingerprint": self._made_with}
+                about = {"format": 1, "folder": self._store.folder, "fingerprint": self._made_with}
                 self._form.write(about, _parts(map(_from_store, self._store.rows())))
                 self._store.delete()
         except (OSError, OutputError) as failed:

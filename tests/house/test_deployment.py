@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from composite import run_action
+from composite import in_bash, run_action
 
 import camkit
 from camkit.background.report import REPORTS
@@ -25,9 +25,7 @@ ACTION = ROOT / "action.yml"
 EXAMPLE = ROOT / "examples/test_before_deployment.py"
 
 
-WORKFLOW = yaml.safe_load(
-    re.search(r"<!-- workflow -->\n```yaml\n(.*?)```\n<!-- end -->", DOCS, re.DOTALL)[1]
-)
+WORKFLOW = yaml.safe_load(re.search(r"<!-- workflow -->\n```yaml\n(.*?)```\n<!-- end -->", DOCS, re.DOTALL)[1])
 CHECKOUT, CALL = next(iter(WORKFLOW["jobs"].values()))["steps"]
 """The two steps of the only job; CALL calls the action."""
 
@@ -72,6 +70,7 @@ def repository(tmp_path_factory):
         torch.save(loaded.module.state_dict(), folder / "mine.pth")
         (folder / "labels.txt").write_text("\n".join(loaded.labels))
         return folder
+
     return make
 
 
@@ -183,16 +182,8 @@ def test_a_release_needs_the_tag_of_its_version_and_a_dated_changelog(tmp_path, 
         shutil.copy(ROOT / name, tmp_path)
     changelog = tmp_path / "CHANGELOG.md"
     changelog.write_text(changelog.read_text("utf-8").replace("(unreleased)", "(2026-12-01)" if dated else ""), "utf-8")
-    done = run_in_bash(compare["run"], tmp_path, TAG=tag)
+    done = in_bash({"shell": "bash", **compare}, tmp_path, {"TAG": tag})
     assert bool(done.returncode) == bool(code), done.stderr
-
-
-def run_in_bash(command, folder, **environment):
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return subprocess.run(
-        ["bash", "-eo", "pipefail", "-c", command],
-        cwd=folder, env={**os.environ, "PATH": path, **environment}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
 
 
 @pytest.mark.extended

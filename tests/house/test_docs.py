@@ -81,9 +81,7 @@ def test_the_pages_have_examples() -> None:
     assert sum(len(commands(page)) for page in PAGES) > 40
 
 
-@pytest.mark.parametrize(
-    ("script", "names"), [(docs_methods, camkit.METHODS), (docs_metrics, camkit.metrics.METRICS)]
-)
+@pytest.mark.parametrize(("script", "names"), [(docs_methods, camkit.METHODS), (docs_metrics, camkit.metrics.METRICS)])
 def test_the_tables_of_methods_and_metrics_are_those_of_the_registries(script: Any, names: Any) -> None:
     assert script.page() == script.PAGE.read_text("utf-8"), f"run {script.__name__}"
     assert all(f"| `{name}` |" in script.page() for name in names)

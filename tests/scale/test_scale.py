@@ -151,7 +151,8 @@ def test_a_parquet_table_is_one_that_pandas_reads(tmp_path, tiny):
     tabulate(tiny, tmp_path / "in", tmp_path / "t.parquet")
     frame = pandas.read_parquet(tmp_path / "t.parquet")
     assert len(frame) == 10
-    assert set("path label score probability layer method status box peak raw shape".split()) < {*frame.columns}
+    columns = "path label score probability layer method status box peak raw shape"
+    assert set(columns.split()) < {*frame.columns}
     assert frame.raw[0].dtype == np.float16
     assert frame.raw[0].reshape(frame["shape"][0]).shape == (SIDE // 2, SIDE // 2)
 

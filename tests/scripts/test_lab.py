@@ -192,6 +192,7 @@ def test_a_network_that_reads_only_the_place_loses_what_the_tie_gives():
     class ReadsPlace(torch.nn.Module):
         def forward(self, maps):
             return torch.nn.functional.one_hot(maps[:, 0, 0, 0].long(), 4).float()
+
     measured = true_behaviour(ReadsPlace(), part, world, 0.8)
     assert measured["matched"] == pytest.approx(0.85)
     assert measured["redrawn"] == pytest.approx(0.25)

@@ -138,6 +138,7 @@ def test_removing_what_a_network_reads_changes_its_answer():
         def forward(self, inputs):
             red = inputs[:, 0].amax((1, 2))
             return torch.stack([5 * red, 5 - 5 * red], 1)
+
     inputs = torch.zeros(2, 3, SIDE, SIDE)
     inputs[:, 0, 10:14, 10:14] = 1.0
     heat = inputs[:, 0]
