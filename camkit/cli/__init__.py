@@ -72,7 +72,7 @@ for name in others:
 
 
 @app.command
-def methods() -> int:
+def methods() -> None:
     """List all methods with their papers."""
     from camkit.methods import METHODS
     from camkit.methods.registry import NEEDS
@@ -85,11 +85,10 @@ def methods() -> int:
     printer().print(
         "auto, the default, takes chefer, gradcam-sharpened or gradcam, as the model needs, and hirescam for boxes"
     )
-    return 0
 
 
 @app.command(name="--install-completion")
-def install_completion(shell: Literal["bash", "zsh", "fish", "powershell"] | None = None) -> int:
+def install_completion(shell: Literal["bash", "zsh", "fish", "powershell"] | None = None) -> None:
     """Install the completion of commands and options for your shell.
 
     Args:
@@ -99,7 +98,6 @@ def install_completion(shell: Literal["bash", "zsh", "fish", "powershell"] | Non
     with as_error(OutputError, lambda error: f"the completion cannot be written ({brief(error)}); {instead}"):
         file = app.install_completion(shell=shell)
     printer().print(f"wrote {file}; start a new shell to use it", markup=False)
-    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -61,7 +61,7 @@ from camkit.types import Failure, Layout, Pixels, TargetLayer
 
 def diagnose(
     *pictures: str, source: Model, how: Diagnose, recursive: bool, json: bool, tensorboard: Path | None
-) -> int:
+) -> None:
     """Measure each layer, and print what is wrong."""
     need_pictures(pictures, "diagnose image.jpg")
     out = how.out
@@ -82,12 +82,11 @@ def diagnose(
                 console.print(f"wrote {printable(' and '.join(str(out / name) for name in REPORTS))}", markup=False)
         if events is not None:
             camkit.tensorboard.write_diagnosis(result, events)
-    return 0
 
 
 def features(
     picture: Path | None, *, source: Model, layer: str | None, top: int, scale: Any, out: Path, overwrite: bool
-) -> int:
+) -> None:
     """Draw a layer's feature maps."""
     if picture is None:
         raise InputError("name a picture: camkit features image.jpg --model resnet50 --layer layer4")
@@ -96,7 +95,6 @@ def features(
     maps = camkit.feature_maps(load(source), picture, layer, top=top)
     said = [f"layer {maps.layer}, {len(maps.channels)} of {maps.total} maps"]
     _write_sheet(out, [picture], ["features", maps.layer], maps.sheet(scale=scale), said, overwrite=overwrite)
-    return 0
 
 
 def concepts(
@@ -108,7 +106,7 @@ def concepts(
     recursive: bool,
     out: Path,
     overwrite: bool,
-) -> int:
+) -> None:
     """Draw the concepts of a layer's feature maps."""
     need_pictures(pictures, "concepts image.jpg")
     files = find_pictures(pictures, skip=out, recursive=recursive)
@@ -116,7 +114,6 @@ def concepts(
     found = camkit.factorise(load(source), files, count, layer, batch_size=batch_size)
     said = [f"layer {found.layer}", *found.names]
     _write_sheet(out, files, [f"{count}-concepts", found.layer], found.sheet(), said, overwrite=overwrite)
-    return 0
 
 
 def _check_sheet(out: Path, pictures: Sequence[Path]) -> None:
@@ -147,7 +144,7 @@ def _write_sheet(
         printer().print("\n  ".join(map(printable, lines)), markup=False)
 
 
-def layers(*, source: Model) -> int:
+def layers(*, source: Model) -> None:
     """List a model's layers, and say which ones camkit would explain and why."""
     loaded = load(source, pretrained=source.weights is not None)
     if loaded.preprocess is None:
@@ -167,7 +164,7 @@ def layers(*, source: Model) -> int:
         used = decision.levels or (() if decision.layer is None else (decision.layer,))
     if TALK.quiet:
         printer().print(printable("+".join(map(str, used or (decision.chosen(),)))))
-        return 0
+        return
     counted = costs(loaded.module, example)
     print_table(_table_of_layers(decision, used, counted, complete=TALK.verbose), folds=not TALK.verbose)
     console = printer()
@@ -176,7 +173,7 @@ def layers(*, source: Model) -> int:
         layers_used = used or (decision.chosen(),)
     except LayerError as error:
         console.print(printable(str(error)), style="yellow", markup=False)
-        return 0
+        return
     next_best = () if decision.layer is None else decision.layer.runners_up
     others = ", ".join(str(ref) for ref in next_best if ref not in [layer.ref for layer in layers_used])
     console.print(
@@ -187,7 +184,6 @@ def layers(*, source: Model) -> int:
             f"\nnext best: {printable(others)}" if others else "",
         )
     )
-    return 0
 
 
 def _table_of_layers(decision: Decision, used: Sequence[TargetLayer], costs: Costs, *, complete: bool = False) -> Table:
@@ -438,17 +434,18 @@ def describe_scene(out: Path) -> camkit.Words:
     return replace(found, files=(page, found.save(out / "words.png")))
 
 
-def demo(*, out: Path, check: bool, words: bool) -> int:
+def demo(*, out: Path, check: bool, words: bool) -> None:
     """Explain one plane with two networks, check both, or explain the words of the model that ships with camkit."""
     refuse((check and words, "--check and --words are two demonstrations; pass one of them"))
     if check:
         from camkit.cli.check import demo as demo_check
 
-        return demo_check(out)
+        demo_check(out)
+        return
     if words:
         _print_words(describe_scene(out))
         emit(NO_TREE)
-        return 0
+        return
     check_folder(out)
     tiles = []
     for name, about in {"plane-sky": "where planes are", "plane-wood": "where demo-biased never saw one"}.items():
@@ -466,10 +463,9 @@ def demo(*, out: Path, check: bool, words: bool) -> int:
     file = out / "demo.png"
     write_file(file, encode(contact_sheet(tiles, 1 + len(DEMO_MODELS), side=360, size=17)))
     emit(printable(f"wrote {file}"))
-    return 0
 
 
-def app(*pictures: str, source: OptionalModel, port: int | None, browser: bool) -> int:
+def app(*pictures: str, source: OptionalModel, port: int | None, browser: bool) -> None:
     """Serve the page of the app, or open the page of a check."""
 
     def opened(address: str, how_to_stop: str = " (press Ctrl-C to stop)") -> None:
@@ -480,7 +476,7 @@ def app(*pictures: str, source: OptionalModel, port: int | None, browser: bool) 
     report_page = Path(pictures[0]) / "report.html" if len(pictures) == 1 else None
     if report_page is not None and report_page.is_file() and report_page.with_suffix(".json").is_file():
         opened(report_page.resolve().as_uri(), "")
-        return 0
+        return
 
     def viewer() -> Viewer:
         # The plane is first: the demo networks look at different things in it.
@@ -493,4 +489,3 @@ def app(*pictures: str, source: OptionalModel, port: int | None, browser: bool) 
 
     with contextlib.suppress(KeyboardInterrupt):
         serve(viewer, port, opened)
-    return 0

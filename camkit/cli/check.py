@@ -69,7 +69,7 @@ def _settings(data: Path | None, pictures: Data, **tables: Any) -> Settings:
     )
 
 
-def init(data: Path | None, *, source: OptionalModel, file: Path, overwrite: bool, **tables: Any) -> int:
+def init(data: Path | None, *, source: OptionalModel, file: Path, overwrite: bool, **tables: Any) -> None:
     """Write a config that fits the data."""
     instead = "name another file that ends in .toml, such as camkit.toml"
     is_toml = file.suffix == ".toml" and file.name != PROJECT_FILE
@@ -87,10 +87,9 @@ def init(data: Path | None, *, source: OptionalModel, file: Path, overwrite: boo
     if not TALK.quiet:
         lines = [*dataset.facts, f"wrote {file}"]
         printer().print("\n".join(map(printable, lines)), markup=False)
-    return 0
 
 
-def demo(out: Path) -> int:
+def demo(out: Path) -> None:
     """Check both demo networks on the same scenes. The exit code is 0 whatever the verdicts are."""
     check_folder(out)
     pictures, few_pastes = labelled_scenes(), {"pastes": 1}  # to save time
@@ -104,7 +103,6 @@ def demo(out: Path) -> int:
             results.append(finish_check(plan, progress=progress))
     for result in results:
         printer().print(report.verdict(result))
-    return 0
 
 
 def mend(

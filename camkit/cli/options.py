@@ -297,14 +297,14 @@ _IN_SHELL: dict[type, type] = {
 """Each table as the shell takes it."""
 
 
-def command(home: str) -> Callable[[Callable[..., None]], Callable[..., int]]:
+def command(home: str) -> Callable[[Callable[..., None]], Callable[..., int | None]]:
     """Make a command of its signature: the function of the same name in the module ``camkit.cli.<home>`` does the work.
 
     The module is imported when the command runs, since it imports PyTorch. The shell sees the options of the tables
-    among the parameters.
+    among the parameters. The function returns the exit code if that may be another one than 0.
     """
 
-    def of_signature(signature: Callable[..., None]) -> Callable[..., int]:
+    def of_signature(signature: Callable[..., None]) -> Callable[..., int | None]:
         hints = get_type_hints(signature, include_extras=True)
         tables = {name: _IN_SHELL[hint] for name, hint in hints.items() if isinstance(hint, type) and hint in _IN_SHELL}
         usual = signature.__kwdefaults__ or {}
@@ -312,13 +312,13 @@ def command(home: str) -> Callable[[Callable[..., None]], Callable[..., int]]:
         signature.__kwdefaults__ = {**usual, **{name: table() for name, table in tables.items() if name in usual}}
 
         @functools.wraps(signature)
-        def run(*arguments: Any, **typed: Any) -> int:
+        def run(*arguments: Any, **typed: Any) -> int | None:
             given = inspect.signature(signature).bind(*arguments, **typed)
             given.apply_defaults()
             common = given.arguments.pop("common", None) or Common(quiet=given.arguments.pop("quiet", False))
             common.begin()
             work = getattr(importlib.import_module(f"camkit.cli.{home}"), signature.__name__)
-            code: int = work(*given.args, **given.kwargs)
+            code: int | None = work(*given.args, **given.kwargs)
             return code
 
         return run
