@@ -97,9 +97,6 @@ def numbers(name: str, text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(","))
 
 
-Part: TypeAlias = Literal["left", "top", "right", "bottom", "objectness", "mask"]
-
-
 @Parameter(name="*", group=TARGET)
 @dataclass(frozen=True, kw_only=True)
 class TargetOptions:
@@ -140,7 +137,7 @@ class TargetOptions:
     box_at: Annotated[str | None, Parameter(metavar="X,Y")] = None
     near: Annotated[str | None, Parameter(metavar="L,T,R,B")] = None
     region: Annotated[str | None, Parameter(metavar="L,T,R,B")] = None
-    part: Part | None = None
+    part: Literal["left", "top", "right", "bottom", "objectness", "mask"] | None = None
     point: Annotated[str | None, Parameter(metavar="X,Y")] = None
     box_prompt: Annotated[str | None, Parameter(metavar="L,T,R,B")] = None
     mask: Annotated[Path | None, Parameter(metavar="FILE")] = None

@@ -20,7 +20,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, Unpack
 
 import numpy as np
 import torch
@@ -48,17 +48,12 @@ _MOST_DEATHS = 4
 """An actor may die this many times, alone or with its node, until the run ends: pictures that need too much memory
 kill every actor."""
 
-Source: TypeAlias = Loadable | Callable[[], Any]
-"""What ``explain_dataset`` accepts as a model: a module, a name, or a function that makes a module."""
-MakeModel: TypeAlias = Callable[..., LoadedModel]
-"""Makes the model; its argument ``device`` says where."""
 Work: TypeAlias = Callable[[Any], Any]
-Piece = TypeVar("Piece")
 
 
 def explain_dataset(
     dataset: Dataset,
-    model: Source,
+    model: Loadable | Callable[[], Any],
     target_layer: Layers | None = None,
     *,
     draft: bool = False,
@@ -177,13 +172,13 @@ class Cluster:
 
     Attributes:
         pool: how many actors there are, and what each of them takes.
-        make: makes the model.
+        make: makes the model; its argument ``device`` says where.
         made_with: the fingerprint of the same model in this process; the actors compare theirs with it.
         device: where the model computes; None leaves it to the pool.
     """
 
     pool: Pool
-    make: MakeModel
+    make: Callable[..., LoadedModel]
     made_with: Fingerprint
     device: str | torch.device | None = None
 
