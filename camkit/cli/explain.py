@@ -29,7 +29,7 @@ from camkit.engine.passes import usable_precision
 from camkit.errors import CamkitError, InputError, OutputError, as_cell, printable, refuse
 from camkit.explaining.explainer import loading
 from camkit.explaining.explanation import FIELDS
-from camkit.images.files import csv_line, refuse_input, refuse_other_file, write_picture
+from camkit.images.files import csv_line, refuse_input, refuse_other_file
 from camkit.images.listing import Pictures
 from camkit.images.masks import MaskFile, understand_masks
 from camkit.images.prepare import prepare
@@ -423,8 +423,7 @@ def _slide(pictures: Sequence[str], source: Model, targets: TargetOptions, how: 
     files = Pictures(pictures, skip=how.out, recursive=how.recursive).first(2)
     if len(files) != 1:
         raise InputError("a slide shows one picture; name one file")
-    is_page = how.out.suffix in (".pdf", ".svg")
-    if is_page:
+    if how.out.suffix in (".pdf", ".svg"):
         file = how.out
         refuse_existing(file, "--out", overwrite=how.overwrite)
     else:
@@ -435,10 +434,7 @@ def _slide(pictures: Sequence[str], source: Model, targets: TargetOptions, how: 
     loaded = load(source)
     options = {"references": how.references, "precision": _precision(how, device_of(loaded.module))}
     made = camkit.slide(loaded, files[0], targets.true, target=targets.target, method=how.method, **options)
-    if is_page:
-        made.save(file)
-    else:
-        write_picture(file, made.draw())
+    made.save(file)
     if not TALK.quiet:
         emit(printable(made.sentence))
         emit(printable(f"  wrote {file}"))
