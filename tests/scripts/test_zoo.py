@@ -33,6 +33,7 @@ def test_models_of_each_source_are_right(zoo: ModuleType, source: str, model: st
         entry = next(entry for entry in zoo.SOURCES[source]({}) if entry.model == model)
     row = zoo.visit(entry)
     assert [seen["status"] for seen in row["seen"]] == ["right", "right"], row
+    assert row["seen"][1]["place"] > 0.9
     assert all(seen["place"] > 0.9 for seen in row["seen"] if seen["place"] is not None), row
 
 
