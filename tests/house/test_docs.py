@@ -247,22 +247,17 @@ def test_the_notebook_runs_from_top_to_bottom(name: str) -> None:
 class Links(HTMLParser):
     """The links of a page, and the places that links can name."""
 
-    def __init__(self) -> None:
+    def __init__(self, page: Path) -> None:
         super().__init__()
         self.links: list[str] = []
         self.places: set[str] = {""}
+        self.feed(page.read_text("utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = dict(attrs)
         self.places |= {name for name in (values.get("id"), values.get("name") if tag == "a" else None) if name}
         if tag == "a" and values.get("href"):
             self.links.append(str(values["href"]))
-
-
-def links_of(page: Path) -> Links:
-    links = Links()
-    links.feed(page.read_text("utf-8"))
-    return links
 
 
 @pytest.fixture(scope="module")
@@ -278,7 +273,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.extended
 def test_the_site_builds_strictly_and_its_links_lead_somewhere(site: Path) -> None:
-    pages = {page.relative_to(site).as_posix(): links_of(page) for page in site.rglob("*.html")}
+    pages = {page.relative_to(site).as_posix(): Links(page) for page in site.rglob("*.html")}
     assert len(pages) > 30
     for name, page in pages.items():
         if name == "404.html":  # its links start at the root of a server
