@@ -125,7 +125,6 @@ def optional(module: str, needs: str) -> Any:
         InputError: it cannot be imported.
     """
     with as_error(InputError, lambda _: needs):
-        importlib.import_module(module.partition(".")[0])
         return importlib.import_module(module)
 
 
@@ -182,8 +181,7 @@ def refuse_pipe(path: Path, kind: type[InputError] = InputError) -> None:
     except (OSError, ValueError):
         return
     is_pipe = not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
-    if is_pipe:
-        raise kind(f"{path} is a pipe or a device; save its contents to a file and pass that")
+    refuse((is_pipe, f"{path} is a pipe or a device; save its contents to a file and pass that"), kind=kind)
 
 
 def whole_number(value: Any, what: str, least: int | None = None, kind: type[InputError] = InputError) -> int:

@@ -38,6 +38,7 @@ from camkit.errors import (
     brief,
     did_you_mean,
     own_place,
+    refuse,
     refusing_exit,
 )
 
@@ -71,7 +72,7 @@ for name in others:
 
 
 @app.command
-def methods() -> int:
+def methods() -> None:
     """List all methods with their papers."""
     from camkit.methods import METHODS
     from camkit.methods.registry import NEEDS
@@ -84,11 +85,10 @@ def methods() -> int:
     printer().print(
         "auto, the default, takes chefer, gradcam-sharpened or gradcam, as the model needs, and hirescam for boxes"
     )
-    return 0
 
 
 @app.command(name="--install-completion")
-def install_completion(shell: Literal["bash", "zsh", "fish", "powershell"] | None = None) -> int:
+def install_completion(shell: Literal["bash", "zsh", "fish", "powershell"] | None = None) -> None:
     """Install the completion of commands and options for your shell.
 
     Args:
@@ -98,7 +98,6 @@ def install_completion(shell: Literal["bash", "zsh", "fish", "powershell"] | Non
     with as_error(OutputError, lambda error: f"the completion cannot be written ({brief(error)}); {instead}"):
         file = app.install_completion(shell=shell)
     printer().print(f"wrote {file}; start a new shell to use it", markup=False)
-    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -172,12 +171,10 @@ def _refuse_mistakes(typed: Sequence[str]) -> None:
     for number, argument in enumerate(typed, start=1):
         is_empty = re.fullmatch(r"(--[\w-]+=)?", argument)
         where = argument[:-1] or f"argument {number}"
-        if is_empty:
-            raise InputError(f"{where} is empty; if it comes from a variable, set that variable")
+        refuse((is_empty, f"{where} is empty; if it comes from a variable, set that variable"))
     parent, words = (checks, typed[1:]) if typed[:1] == ["check"] else (app, typed)
     names = [name for name in parent if not name.startswith("-")]
     word = words[0] if words else ""
     if word not in names and re.fullmatch(r"\w([\w-]*\w)?", word) and not os.path.lexists(word):
         hint = "; did you mean '--help'?" if word == "help" else did_you_mean(word, names)
-        if hint:
-            raise InputError(f"{word!r} is neither a command nor a file{hint}")
+        refuse((hint, f"{word!r} is neither a command nor a file{hint}"))

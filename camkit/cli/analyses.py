@@ -26,7 +26,7 @@ from camkit.drawing import overlay
 from camkit.drawing.encode import encode
 from camkit.drawing.figure import Tile, contact_sheet, percent
 from camkit.drawing.text import GREY
-from camkit.errors import CamkitError, InputError, LayerError, ModelError, printable
+from camkit.errors import CamkitError, InputError, LayerError, ModelError, printable, refuse
 from camkit.images.files import (
     check_folder,
     names_file,
@@ -51,7 +51,7 @@ from camkit.metrics.judge import DECIDING, MethodJudgement, column_title
 from camkit.metrics.judge import REPORTS as JUDGEMENTS
 from camkit.models import DEMO_MODELS, device_of, load_model
 from camkit.models.modules import explained_failures
-from camkit.options import Diagnose, Model, Precision
+from camkit.options import Diagnose, Model
 from camkit.scale.job import free_file, slug
 from camkit.sentences import inputs as language_models
 from camkit.sentences import words as words_of
@@ -62,7 +62,7 @@ from camkit.types import Failure, Layout, Pixels, TargetLayer
 
 def diagnose(
     *pictures: str, source: Model, how: Diagnose, recursive: bool, json: bool, tensorboard: Path | None
-) -> int:
+) -> None:
     """Measure each layer, and print what is wrong."""
     need_pictures(pictures, "diagnose image.jpg")
     out = how.out
@@ -83,12 +83,11 @@ def diagnose(
                 console.print(f"wrote {printable(' and '.join(str(out / name) for name in REPORTS))}", markup=False)
         if events is not None:
             camkit.tensorboard.write_diagnosis(result, events)
-    return 0
 
 
 def features(
     picture: Path | None, *, source: Model, layer: str | None, top: int, scale: Any, out: Path, overwrite: bool
-) -> int:
+) -> None:
     """Draw a layer's feature maps."""
     if picture is None:
         raise InputError("name a picture: camkit features image.jpg --model resnet50 --layer layer4")
@@ -97,7 +96,6 @@ def features(
     maps = camkit.feature_maps(load(source), picture, layer, top=top)
     said = [f"layer {maps.layer}, {len(maps.channels)} of {maps.total} maps"]
     _write_sheet(out, [picture], ["features", maps.layer], maps.sheet(scale=scale), said, overwrite=overwrite)
-    return 0
 
 
 def concepts(
@@ -109,7 +107,7 @@ def concepts(
     recursive: bool,
     out: Path,
     overwrite: bool,
-) -> int:
+) -> None:
     """Draw the concepts of a layer's feature maps."""
     need_pictures(pictures, "concepts image.jpg")
     files = find_pictures(pictures, skip=out, recursive=recursive)
@@ -117,7 +115,6 @@ def concepts(
     found = camkit.factorise(load(source), files, count, layer, batch_size=batch_size)
     said = [f"layer {found.layer}", *found.names]
     _write_sheet(out, files, [f"{count}-concepts", found.layer], found.sheet(), said, overwrite=overwrite)
-    return 0
 
 
 def _check_sheet(out: Path, pictures: Sequence[Path]) -> None:
@@ -148,7 +145,7 @@ def _write_sheet(
         printer().print("\n  ".join(map(printable, lines)), markup=False)
 
 
-def layers(*, source: Model) -> int:
+def layers(*, source: Model) -> None:
     """List a model's layers, and say which ones camkit would explain and why."""
     loaded = load(source, pretrained=source.weights is not None)
     if loaded.preprocess is None:
@@ -168,7 +165,7 @@ def layers(*, source: Model) -> int:
         used = decision.levels or (() if decision.layer is None else (decision.layer,))
     if TALK.quiet:
         printer().print(printable("+".join(map(str, used or (decision.chosen(),)))))
-        return 0
+        return
     counted = costs(loaded.module, example)
     print_table(_table_of_layers(decision, used, counted, complete=TALK.verbose), folds=not TALK.verbose)
     console = printer()
@@ -177,7 +174,7 @@ def layers(*, source: Model) -> int:
         layers_used = used or (decision.chosen(),)
     except LayerError as error:
         console.print(printable(str(error)), style="yellow", markup=False)
-        return 0
+        return
     next_best = () if decision.layer is None else decision.layer.runners_up
     others = ", ".join(str(ref) for ref in next_best if ref not in [layer.ref for layer in layers_used])
     console.print(
@@ -188,7 +185,6 @@ def layers(*, source: Model) -> int:
             f"\nnext best: {printable(others)}" if others else "",
         )
     )
-    return 0
 
 
 def _table_of_layers(decision: Decision, used: Sequence[TargetLayer], costs: Costs, *, complete: bool = False) -> Table:
@@ -283,19 +279,16 @@ def _grid(layout: Layout) -> str:
 def compare(
     *pictures: Path,
     source: Model,
-    target: str | None,
     method: list[str] | None,
     layer: list[str] | None,
-    references: Path | None,
-    precision: Precision,
-    metric: str,
     out: Path,
     overwrite: bool,
     colormap: str,
     alpha: float,
     json: bool,
+    **options: Any,
 ) -> int:
-    """Draw several methods side by side, and print the value of each map."""
+    """Draw several methods side by side, and print the value of each map; ``options`` go to ``camkit.compare``."""
     need_pictures(pictures, "compare image.jpg")
     overlay.check("overlay", colormap, alpha)
     files = find_pictures(pictures, skip=out)
@@ -305,11 +298,10 @@ def compare(
     if TALK.verbose:
         say(f"pictures to compare: {len(files)}", "dim")
     loaded = load(source)
-    options: dict[str, Any] = {"target_layer": layer, "target": target, "metric": metric, "precision": precision}
     with stages() as progress:
         progress("comparing", 0, len(files))
-        options |= {"references": references, "progress": functools.partial(progress, "comparing")}
-        comparison = camkit.compare(loaded, files, method, **options)
+        options["progress"] = functools.partial(progress, "comparing")
+        comparison = camkit.compare(loaded, files, method, target_layer=layer, **options)
     if json:
         emit(plain_json.dumps(comparison.to_dict(), allow_nan=False))
     else:
@@ -338,23 +330,18 @@ def judge(
     data: Path,
     *,
     source: Model,
-    target: str | None,
     method: list[str] | None,
     layer: list[str] | None,
-    references: Path | None,
-    precision: Precision,
-    pictures: int,
-    seed: int,
     out: Path,
     json: bool,
+    **options: Any,
 ) -> int:
-    """Measure which methods and layers are faithful, and recommend one."""
+    """Measure which methods and layers are faithful, and recommend one; ``options`` go to ``camkit.judge``."""
     check_folder(out)
     loaded = load(source)
-    options: dict[str, Any] = {"references": references, "precision": precision, "seed": seed}
     with stages() as progress:
         options["progress"] = functools.partial(progress, "judging")
-        judgement = camkit.judge(loaded, data, method, target_layer=layer, target=target, pictures=pictures, **options)
+        judgement = camkit.judge(loaded, data, method, target_layer=layer, **options)
     set_aside(out, JUDGEMENTS)
     page = judgement.save(out)
     if json:
@@ -395,34 +382,11 @@ def _table_of_judgement(found: MethodJudgement) -> Table:
 
 
 def words(
-    *pictures: str,
-    model: str,
-    prompt: str | None,
-    sentence: str | None,
-    word: str | None,
-    together: bool,
-    references: Path | None,
-    method: str,
-    max_new_tokens: int,
-    device: str | None,
-    out: Path,
-    json: bool,
+    *pictures: str, model: str, sentence: str | None, word: str | None, out: Path, json: bool, **options: Any
 ) -> int:
-    """Show what a vision-language model looked at for each word."""
+    """Show what a vision-language model looked at for each word; ``options`` go to ``words_of_files``."""
     explained = failed = 0
-    for found in words_of_files(
-        model,
-        pictures,
-        out,
-        prompt,
-        device=device,
-        references=references,
-        together=together,
-        words=sentence,
-        method=method,
-        max_new_tokens=max_new_tokens,
-        only=word,
-    ):
+    for found in words_of_files(model, pictures, out, words=sentence, only=word, **options):
         if isinstance(found, Failure):
             failed += 1
             fail(f"{found.source}: {found.error}")
@@ -471,18 +435,18 @@ def describe_scene(out: Path) -> camkit.Words:
     return replace(found, files=(page, found.save(out / "words.png")))
 
 
-def demo(*, out: Path, check: bool, words: bool) -> int:
+def demo(*, out: Path, check: bool, words: bool) -> None:
     """Explain one plane with two networks, check both, or explain the words of the model that ships with camkit."""
-    if check and words:
-        raise InputError("--check and --words are two demonstrations; pass one of them")
+    refuse((check and words, "--check and --words are two demonstrations; pass one of them"))
     if check:
         from camkit.cli.check import demo as demo_check
 
-        return demo_check(out)
+        demo_check(out)
+        return
     if words:
         _print_words(describe_scene(out))
         emit(NO_TREE)
-        return 0
+        return
     check_folder(out)
     tiles = []
     for name, about in {"plane-sky": "where planes are", "plane-wood": "where demo-biased never saw one"}.items():
@@ -500,10 +464,9 @@ def demo(*, out: Path, check: bool, words: bool) -> int:
     file = out / "demo.png"
     write_file(file, encode(contact_sheet(tiles, 1 + len(DEMO_MODELS), side=360, size=17)))
     emit(printable(f"wrote {file}"))
-    return 0
 
 
-def app(*pictures: str, source: OptionalModel, port: int | None, browser: bool) -> int:
+def app(*pictures: str, source: OptionalModel, port: int | None, browser: bool) -> None:
     """Serve the page of the app, or open the page of a check."""
 
     def opened(address: str, how_to_stop: str = " (press Ctrl-C to stop)") -> None:
@@ -514,7 +477,7 @@ def app(*pictures: str, source: OptionalModel, port: int | None, browser: bool) 
     report_page = Path(pictures[0]) / "report.html" if len(pictures) == 1 else None
     if report_page is not None and report_page.is_file() and report_page.with_suffix(".json").is_file():
         opened(report_page.resolve().as_uri(), "")
-        return 0
+        return
 
     def viewer() -> Viewer:
         # The plane is first: the demo networks look at different things in it.
@@ -527,4 +490,3 @@ def app(*pictures: str, source: OptionalModel, port: int | None, browser: bool) 
 
     with contextlib.suppress(KeyboardInterrupt):
         serve(viewer, port, opened)
-    return 0

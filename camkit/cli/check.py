@@ -19,26 +19,17 @@ from camkit.cli.explain import actors_of, events_into, load, on_cluster, refuse_
 from camkit.cli.options import OptionalModel
 from camkit.cli.terminal import TALK, emit, print_table, printer, say, stages
 from camkit.demo.scenes import labelled_scenes
-from camkit.errors import InputError, printable
+from camkit.errors import InputError, printable, refuse
 from camkit.images.files import check_folder, refuse_address, refuse_input, write_file
 from camkit.models import DEMO_MODELS
-from camkit.options import Check, Data, Limits, Model, Run
+from camkit.options import Data, Model
 from camkit.options.settings import Settings, as_settings
 from camkit.options.toml import PROJECT_FILE
 
 
-def check(
-    data: Path | None,
-    *,
-    source: Model,
-    pictures: Data,
-    experiment: Check,
-    limits: Limits,
-    run: Run,
-    ray: bool | str,
-) -> int:
-    """Check a model, print the verdict, and write the reports."""
-    settings = _settings(data, pictures, check=experiment, limits=limits, run=run)
+def check(data: Path | None, *, source: Model, ray: bool | str, **tables: Any) -> int:
+    """Check a model, print the verdict, and write the reports; ``tables`` are those of the config."""
+    settings = _settings(data, **tables)
     if settings.data.path is not None:
         refuse_address(str(settings.data.path))
     out = settings.run.out or Path("camkit-check")
@@ -78,25 +69,14 @@ def _settings(data: Path | None, pictures: Data, **tables: Any) -> Settings:
     )
 
 
-def init(
-    data: Path | None,
-    *,
-    source: OptionalModel,
-    pictures: Data,
-    experiment: Check,
-    limits: Limits,
-    run: Run,
-    file: Path,
-    overwrite: bool,
-) -> int:
+def init(data: Path | None, *, source: OptionalModel, file: Path, overwrite: bool, **tables: Any) -> None:
     """Write a config that fits the data."""
-    not_toml = "name another file that ends in .toml, such as camkit.toml"
+    instead = "name another file that ends in .toml, such as camkit.toml"
     is_toml = file.suffix == ".toml" and file.name != PROJECT_FILE
-    if not is_toml:
-        raise InputError(f"the config cannot be written to {file}; {not_toml}")
+    refuse((not is_toml, f"the config cannot be written to {file}; {instead}"))
     refuse_existing(file, "--file", overwrite=overwrite)
     model = {name: value for name, value in vars(source).items() if name != "trust_remote_code"}
-    settings = _settings(data, pictures, check=experiment, limits=limits, run=run, model=model)
+    settings = _settings(data, model=model, **tables)
     path, table = settings.data.path, settings.data.class_map
     refuse_input(file, [TALK.config, path, settings.data.regions, table, settings.model.labels])
     if path is None:
@@ -107,10 +87,9 @@ def init(
     if not TALK.quiet:
         lines = [*dataset.facts, f"wrote {file}"]
         printer().print("\n".join(map(printable, lines)), markup=False)
-    return 0
 
 
-def demo(out: Path) -> int:
+def demo(out: Path) -> None:
     """Check both demo networks on the same scenes. The exit code is 0 whatever the verdicts are."""
     check_folder(out)
     pictures, few_pastes = labelled_scenes(), {"pastes": 1}  # to save time
@@ -124,28 +103,25 @@ def demo(out: Path) -> int:
             results.append(finish_check(plan, progress=progress))
     for result in results:
         printer().print(report.verdict(result))
-    return 0
 
 
 def mend(
     data: Path | None,
     *,
     source: Model,
-    pictures: Data,
-    experiment: Check,
     out: Path | None,
     export: Path | None,
     overwrite: bool,
     force: bool,
+    **tables: Any,
 ) -> int:
     """Train the last layer anew, or export the pictures to train on."""
-    if export is not None and out is not None:
-        raise InputError("--export writes pictures and no weights; leave out --out")
+    refuse((export is not None and out is not None, "--export writes pictures and no weights; leave out --out"))
     file = Path("mended.pth") if out is None else out
     target = file if export is None else export / "labels.csv"
     refuse_existing(target, "--out" if export is None else "--export", overwrite=overwrite)
     check_folder(target.parent)
-    settings = _settings(data, pictures, check=experiment, run={"out": export})
+    settings = _settings(data, run={"out": export}, **tables)
     refuse_input(target, [settings.data.regions, settings.data.class_map, *source.files()])
     plan = plan_check(load(source), config=settings)
     if export is not None:

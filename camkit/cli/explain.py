@@ -29,7 +29,7 @@ from camkit.engine.passes import usable_precision
 from camkit.errors import CamkitError, InputError, OutputError, as_cell, printable, refuse
 from camkit.explaining.explainer import loading
 from camkit.explaining.explanation import FIELDS
-from camkit.images.files import csv_line, refuse_input, refuse_other_file, write_picture
+from camkit.images.files import csv_line, refuse_input, refuse_other_file
 from camkit.images.listing import Pictures
 from camkit.images.masks import MaskFile, understand_masks
 from camkit.images.prepare import prepare
@@ -108,8 +108,7 @@ def need_pictures(pictures: Sequence[object], example: str) -> None:
     Raises:
         InputError: there is none.
     """
-    if not pictures:
-        raise InputError(f"name at least one picture: camkit {example} --model resnet50")
+    refuse((not pictures, f"name at least one picture: camkit {example} --model resnet50"))
 
 
 def refuse_existing(file: Path, option: str, *, overwrite: bool) -> None:
@@ -119,8 +118,7 @@ def refuse_existing(file: Path, option: str, *, overwrite: bool) -> None:
         OutputError: it exists, and may not be replaced.
     """
     exists = f"{file} exists already; name another file with {option}, or pass --overwrite"
-    if file.exists() and not overwrite:
-        raise OutputError(exists)
+    refuse((file.exists() and not overwrite, exists), kind=OutputError)
 
 
 def mask_on_input(file: Path, pictures: Sequence[Path], preprocess: Preprocess | None) -> np.ndarray:
@@ -136,9 +134,7 @@ def mask_on_input(file: Path, pictures: Sequence[Path], preprocess: Preprocess |
     check_crop(preprocess, picture, prepare(picture, preprocess, str(pictures[0])).tensor)
     # A pixel of the model's input belongs to the mask if more than this share of it does
     inside = preprocess_region(mask, preprocess) > 0.5
-    outside = f"the object in {file} lies outside the part of the picture that the model sees"
-    if not bool(inside.any()):
-        raise InputError(outside)
+    refuse((not inside.any(), f"the object in {file} lies outside the part of the picture that the model sees"))
     return inside.numpy()
 
 
@@ -379,11 +375,8 @@ def explain(
     if how.style == "slide":
         _refuse_beside_slide(targets, how, results, ray=ray)
         return _slide(pictures, source, targets, how)
-    if targets.true is not None:
-        raise InputError("--true is for --style slide")
     sides = f"--max-side takes a number of pixels, or 0 to keep the size of the pictures, not {how.max_side}"
-    if how.max_side < 0:
-        raise InputError(sides)
+    refuse((targets.true is not None, "--true is for --style slide"), (how.max_side < 0, sides))
     overlay.check(how.style, how.colormap, how.alpha)
     targets.targets()  # checks them before the model is loaded
     for written in filter(None, (how.out, results.table)):
@@ -430,8 +423,7 @@ def _slide(pictures: Sequence[str], source: Model, targets: TargetOptions, how: 
     files = Pictures(pictures, skip=how.out, recursive=how.recursive).first(2)
     if len(files) != 1:
         raise InputError("a slide shows one picture; name one file")
-    is_page = how.out.suffix in (".pdf", ".svg")
-    if is_page:
+    if how.out.suffix in (".pdf", ".svg"):
         file = how.out
         refuse_existing(file, "--out", overwrite=how.overwrite)
     else:
@@ -442,10 +434,7 @@ def _slide(pictures: Sequence[str], source: Model, targets: TargetOptions, how: 
     loaded = load(source)
     options = {"references": how.references, "precision": _precision(how, device_of(loaded.module))}
     made = camkit.slide(loaded, files[0], targets.true, target=targets.target, method=how.method, **options)
-    if is_page:
-        made.save(file)
-    else:
-        write_picture(file, made.draw())
+    made.save(file)
     if not TALK.quiet:
         emit(printable(made.sentence))
         emit(printable(f"  wrote {file}"))

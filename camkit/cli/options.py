@@ -75,8 +75,7 @@ class Common:
         Raises:
             InputError: ``quiet`` and ``verbose`` are both given.
         """
-        if self.quiet and self.verbose:
-            raise InputError("--quiet and --verbose cannot be combined")
+        refuse((self.quiet and self.verbose, "--quiet and --verbose cannot be combined"))
         vars(TALK).update(vars(self))
 
 
@@ -89,17 +88,13 @@ def refuse_fractions(_: App, __: tuple[str, ...], arguments: ArgumentCollection)
     for argument in arguments:
         for token in argument.tokens if int in (argument.hint, *get_args(argument.hint)) else ():
             is_whole = re.fullmatch(r"[+-]?\w+", token.value)
-            if not is_whole:
-                raise InputError(f"{token.keyword} takes a whole number, not {token.value}")
+            refuse((not is_whole, f"{token.keyword} takes a whole number, not {token.value}"))
 
 
 def numbers(name: str, text: str) -> tuple[float, ...]:
     """Parse an option of numbers separated by commas."""
     with as_error(InputError, lambda _: f"--{name} takes numbers separated by commas, not {text!r}"):
         return tuple(float(part) for part in text.split(","))
-
-
-Part: TypeAlias = Literal["left", "top", "right", "bottom", "objectness", "mask"]
 
 
 @Parameter(name="*", group=TARGET)
@@ -142,7 +137,7 @@ class TargetOptions:
     box_at: Annotated[str | None, Parameter(metavar="X,Y")] = None
     near: Annotated[str | None, Parameter(metavar="L,T,R,B")] = None
     region: Annotated[str | None, Parameter(metavar="L,T,R,B")] = None
-    part: Part | None = None
+    part: Literal["left", "top", "right", "bottom", "objectness", "mask"] | None = None
     point: Annotated[str | None, Parameter(metavar="X,Y")] = None
     box_prompt: Annotated[str | None, Parameter(metavar="L,T,R,B")] = None
     mask: Annotated[Path | None, Parameter(metavar="FILE")] = None
@@ -190,16 +185,14 @@ class TargetOptions:
         """Return the numbers in an option that takes them in this form."""
         option, text = name.replace("_", "-"), getattr(self, name)
         found = numbers(option, text)
-        if len(found) != len(form.split(",")):
-            raise InputError(f"--{option} takes {form}, not {text!r}")
+        refuse((len(found) != len(form.split(",")), f"--{option} takes {form}, not {text!r}"))
         return found
 
     def _direction_target(self) -> Target:
         """Return a target for one number of the output, by default the first."""
         first, *others = self.target or ["0"]
         one_number = "--direction explains one number of the output, so --target takes one index"
-        if others or not first.isdecimal():
-            raise InputError(one_number)
+        refuse((others or not first.isdecimal(), one_number))
         return camkit.targets.direction("+" if self.direction == "up" else "-", int(first))
 
     def _class_target(self, name: str, mask: np.ndarray | None) -> TargetLike:
@@ -232,8 +225,7 @@ _ALONE: dict[str, Callable[[TargetOptions], TargetLike | list[TopTarget]]] = {
 def _size(name: str, text: str) -> int | list[int]:
     sides = text.lower().split("x")
     is_size = all(side.isdecimal() for side in sides) and len(sides) <= 2
-    if not is_size:
-        raise InputError(f"--{name} takes a side in pixels, or height x width as in 224x336, not {text!r}")
+    refuse((not is_size, f"--{name} takes a side in pixels, or height x width as in 224x336, not {text!r}"))
     return int(sides[0]) if len(set(sides)) == 1 else [int(side) for side in sides]
 
 
@@ -302,14 +294,14 @@ _IN_SHELL: dict[type, type] = {
 """Each table as the shell takes it."""
 
 
-def command(home: str) -> Callable[[Callable[..., None]], Callable[..., int]]:
+def command(home: str) -> Callable[[Callable[..., None]], Callable[..., int | None]]:
     """Make a command of its signature: the function of the same name in the module ``camkit.cli.<home>`` does the work.
 
     The module is imported when the command runs, since it imports PyTorch. The shell sees the options of the tables
-    among the parameters.
+    among the parameters. The function returns the exit code if that may be another one than 0.
     """
 
-    def of_signature(signature: Callable[..., None]) -> Callable[..., int]:
+    def of_signature(signature: Callable[..., None]) -> Callable[..., int | None]:
         hints = get_type_hints(signature, include_extras=True)
         tables = {name: _IN_SHELL[hint] for name, hint in hints.items() if isinstance(hint, type) and hint in _IN_SHELL}
         usual = signature.__kwdefaults__ or {}
@@ -317,13 +309,13 @@ def command(home: str) -> Callable[[Callable[..., None]], Callable[..., int]]:
         signature.__kwdefaults__ = {**usual, **{name: table() for name, table in tables.items() if name in usual}}
 
         @functools.wraps(signature)
-        def run(*arguments: Any, **typed: Any) -> int:
+        def run(*arguments: Any, **typed: Any) -> int | None:
             given = inspect.signature(signature).bind(*arguments, **typed)
             given.apply_defaults()
             common = given.arguments.pop("common", None) or Common(quiet=given.arguments.pop("quiet", False))
             common.begin()
             work = getattr(importlib.import_module(f"camkit.cli.{home}"), signature.__name__)
-            code: int = work(*given.args, **given.kwargs)
+            code: int | None = work(*given.args, **given.kwargs)
             return code
 
         return run
@@ -371,8 +363,7 @@ def fill_in(_: App, commands: tuple[str, ...], arguments: ArgumentCollection) ->
 
         instead = f"that you did not name; if you trust this code, pass --config {file}"
         is_code = f"the model in {file} is Python code ({model}), and camkit does not run code from a config {instead}"
-        if runs_code(model):
-            raise InputError(is_code)
+        refuse((runs_code(model), is_code))
     if not options["--quiet"].tokens:
         here = "" if named else " in this folder; to use another, pass --config FILE"
         say(f"using the config {file}{here}")

@@ -43,8 +43,7 @@ def group_numbers(groups: Sequence[str]) -> Int[np.ndarray, " n"]:
     >>> group_numbers(["b", "a", "b"]).tolist()
     [1, 0, 1]
     """
-    numbers = {name: number for number, name in enumerate(sorted(set(groups)))}
-    return np.array([numbers[name] for name in groups], dtype=int)
+    return np.unique(groups, return_inverse=True)[1]
 
 
 def effective_groups(groups: Sequence[str]) -> int:

@@ -80,8 +80,8 @@ def describe(value: Any) -> str:
 
     A function is described by its name: neither its code nor what it holds counts.
 
-    >>> describe(["cat", 3]), describe(None)
-    ("['cat', 3]", 'None')
+    >>> describe(["cat", 3]), describe(None), describe(object())
+    ("['cat', 3]", 'None', '<object object>')
     """
     if isinstance(value, (Tensor, np.ndarray)):
         return f"{tuple(value.shape)} {digest(value.tobytes() if isinstance(value, np.ndarray) else _bytes_of(value))}"

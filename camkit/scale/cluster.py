@@ -20,7 +20,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, Unpack
 
 import numpy as np
 import torch
@@ -48,17 +48,12 @@ _MOST_DEATHS = 4
 """An actor may die this many times, alone or with its node, until the run ends: pictures that need too much memory
 kill every actor."""
 
-Source: TypeAlias = Loadable | Callable[[], Any]
-"""What ``explain_dataset`` accepts as a model: a module, a name, or a function that makes a module."""
-MakeModel: TypeAlias = Callable[..., LoadedModel]
-"""Makes the model; its argument ``device`` says where."""
 Work: TypeAlias = Callable[[Any], Any]
-Piece = TypeVar("Piece")
 
 
 def explain_dataset(
     dataset: Dataset,
-    model: Source,
+    model: Loadable | Callable[[], Any],
     target_layer: Layers | None = None,
     *,
     draft: bool = False,
@@ -150,8 +145,7 @@ class Pool(NamedTuple):
             InputError: a number is invalid, or no actor fits.
         """
         wrong = cpus <= 0 or (gpus is not None and gpus < 0) or (actors is not None and actors < 1)
-        if wrong:
-            raise InputError(f"actors, cpus and gpus must be positive, not {actors}, {cpus} and {gpus}")
+        refuse((wrong, f"actors, cpus and gpus must be positive, not {actors}, {cpus} and {gpus}"))
         resources = import_ray().cluster_resources()
         cores, devices = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
         gpus = float(devices >= 1) if gpus is None else float(gpus)
@@ -163,8 +157,7 @@ class Pool(NamedTuple):
         each = f"{gpus or cpus:g} {'GPUs' if gpus else 'cores'} each"
         beside = f"; reading takes {spared} cores" if spared else ""
         has = f"the cluster has {cores:g} cores and {devices:g} GPUs"
-        if room < pool.actors:
-            raise InputError(f"{has}, too few for {pool.actors} actors with {each}{beside}")
+        refuse((room < pool.actors, f"{has}, too few for {pool.actors} actors with {each}{beside}"))
         return pool
 
     @property
@@ -179,13 +172,13 @@ class Cluster:
 
     Attributes:
         pool: how many actors there are, and what each of them takes.
-        make: makes the model.
+        make: makes the model; its argument ``device`` says where.
         made_with: the fingerprint of the same model in this process; the actors compare theirs with it.
         device: where the model computes; None leaves it to the pool.
     """
 
     pool: Pool
-    make: MakeModel
+    make: Callable[..., LoadedModel]
     made_with: Fingerprint
     device: str | torch.device | None = None
 
@@ -301,8 +294,7 @@ class _Actor:
         there, here = ({name: made[name] for name in parts} for made in (cluster.made_with, fingerprint(loaded)))
         different = differences(there, here)
         node = f"the node {socket.gethostname()} has another {different} than the machine that started the job"
-        if different:
-            raise ModelError(f"{node}; give all nodes the same files, or pass the model itself")
+        refuse((different, f"{node}; give all nodes the same files, or pass the model itself"), kind=ModelError)
         work: Work = begin(loaded)
         return work
 
@@ -349,8 +341,7 @@ def _pictures(batch: Mapping[str, np.ndarray], unread: list[Failure]) -> Iterato
     """Yield the file of each picture, or the picture; note those that cannot be read."""
     column = next((name for name in ("bytes", "image", "path") if name in batch), "")
     needed = "camkit needs 'path', 'bytes' or 'image' with the pictures"
-    if not column:
-        raise InputError(f"the dataset has the columns {', '.join(batch)}; {needed}")
+    refuse((not column, f"the dataset has the columns {', '.join(batch)}; {needed}"))
     if column == "path":
         yield from map(str, batch["path"])
         return
@@ -404,13 +395,10 @@ def _refuse_unreachable(address: str) -> None:
     named = re.fullmatch(r"(?:ray://)?\[?([^/]+?)\]?:(\d+)", address)
     is_own = address in ("auto", "local")  # Ray's own names for the cluster that runs here, and for a new one
     wrong = f"{address!r} is not the address of a Ray cluster; pass auto, host:port or ray://host:port"
-    if named is None and not is_own:
-        raise InputError(wrong)
-    refusing = as_error(
-        InputError, lambda error: f"no Ray cluster answers at {address}: {getattr(error, 'strerror', None) or error}"
-    )
+    refuse((named is None and not is_own, wrong))
     if named is not None:
-        with refusing:
+        said = f"no Ray cluster answers at {address}: "
+        with as_error(InputError, lambda error: f"{said}{getattr(error, 'strerror', None) or error}"):
             # How long to wait until a cluster answers
             socket.create_connection((named[1], int(named[2])), 10.0).close()
 

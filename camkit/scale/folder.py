@@ -1,6 +1,6 @@
 """Explains files and writes the drawings and a table, as a stream: memory does not grow with their number.
 
-A picture passes three functions of ``Run``: ``_tasks`` computes its maps, ``_written`` draws each into a file,
+A picture passes three functions of ``Run``: ``_tasks`` computes its maps, ``_drawn`` draws each into a file,
 ``_rows`` adds them to the table. Videos and animated pictures are explained frame by frame, and drawn as MP4 files.
 """
 
@@ -26,7 +26,7 @@ from camkit.drawing.figure import Caption, ColourScale, compose, fitted, side_wi
 from camkit.drawing.overlay import limited, render
 from camkit.engine.passes import cores_of_a_pass
 from camkit.engine.streams import Task, in_order
-from camkit.errors import CamkitError, ImageError, InputError, OutputError, RunError, TargetError, advice, as_error
+from camkit.errors import CamkitError, ImageError, OutputError, RunError, TargetError, advice, as_error, refuse
 from camkit.explaining.explainer import explain_many
 from camkit.explaining.explanation import Explanation
 from camkit.images.files import names_file, write_picture
@@ -106,7 +106,6 @@ class Run(Iterator[Result], AbstractContextManager["Run"]):
         if results.bundle is not None:
             self._bundle = Bundle(results.bundle, job.fingerprint(model), overwrite=how.overwrite)
         self._pending: deque[FoundPicture] = deque()
-        self._passes: deque[int] = deque()  # of the rows that are being drawn, in their order
         self.videos: list[FoundPicture] = []
         self.skipped = self.failed_before = 0
         self._finished = self._rows()
@@ -129,15 +128,14 @@ class Run(Iterator[Result], AbstractContextManager["Run"]):
         # The most explanations that may wait to be drawn, and the most bytes of their pictures, so that memory stays
         # bounded. The bytes suffice for small pictures, or for a photo of 12 megapixels.
         ahead, most, cores = max(64, 2 * self._batch_size), 72 * 2**20, cores_of_a_pass()
-        written = in_order(self._tasks(), workers=workers, ahead=ahead, prompt=True, most=most, cores=cores)
+        drawn = in_order(self._tasks(), workers=workers, ahead=ahead, prompt=True, most=most, cores=cores)
         try:
             # Also after an error, whose traceback would keep the threads that draw.
-            with contextlib.closing(written), self._table or contextlib.nullcontext():
-                for _, of_pass in itertools.groupby(written, key=lambda _: self._passes.popleft()):
+            with contextlib.closing(drawn), self._table or contextlib.nullcontext():
+                for _, of_pass in itertools.groupby(drawn, key=lambda numbered: numbered[0]):
                     rows: list[Result] = []
-                    for row in of_pass:
-                        if self._table is not None:
-                            rows.append(row)
+                    for _, row in of_pass:
+                        rows.append(row)
                         yield self._bundled(row)
                     if self._table is not None:
                         undrawn = {row.source for row in rows if isinstance(row, _Undrawn)}
@@ -171,10 +169,10 @@ class Run(Iterator[Result], AbstractContextManager["Run"]):
                 self._pending.append(found)
                 yield found.path
 
-    def _tasks(self) -> Iterator[Task[Result]]:
+    def _tasks(self) -> Iterator[Task[tuple[int, Result]]]:
         """Explain the pictures that are not finished, and yield the work of drawing each row.
 
-        ``rank`` is the place of a row among those of its picture, from 1.
+        ``rank`` is the place of a row among those of its picture, and ``number`` that of its pass, from 1.
         """
         scales: Scales = {}
         if self._job.how.scale == "shared" and self._job.out is not None:
@@ -192,14 +190,15 @@ class Run(Iterator[Result], AbstractContextManager["Run"]):
                 self._pending.popleft()
             shown = row.shown if isinstance(row, Explanation) and rank == 1 else None
             size = bytes_of(shown) if isinstance(shown, Image.Image) else 0
-            self._passes.append(number)
-            draw = functools.partial(self._written, row, self._pending[0], rank, scales)
+            draw = functools.partial(self._drawn, number, row, self._pending[0], rank, scales)
             yield Task(draw, in_thread=True, size=size)
 
-    def _written(self, explanation: Explanation | Failure, found: FoundPicture, rank: int, scales: Scales) -> Result:
-        """Draw an explanation into a file."""
+    def _drawn(
+        self, number: int, explanation: Explanation | Failure, found: FoundPicture, rank: int, scales: Scales
+    ) -> tuple[int, Result]:
+        """Draw an explanation into a file; return the number of its pass too."""
         if isinstance(explanation, Failure):
-            return explanation
+            return number, explanation
         job = self._job
         drawing, file, scale = job.drawing(scales.get((explanation.layer, explanation.method))), None, None
         try:
@@ -210,17 +209,17 @@ class Run(Iterator[Result], AbstractContextManager["Run"]):
                 scale = explanation.colour_scale(drawing["scale"]) if explanation.status == "ok" else None
             row = None if self._table is None else row_of(explanation, file)
         except CamkitError as error:
-            return _Undrawn(explanation.source, error)
+            return number, _Undrawn(explanation.source, error)
         except Exception as error:
-            return _Undrawn(explanation.source, RunError(f"it could not be drawn: {type(error).__name__}: {error}"))
-        return Written(explanation.released(found.path), file, scale, name, drawing, row)
+            failed = RunError(f"it could not be drawn: {type(error).__name__}: {error}")
+            return number, _Undrawn(explanation.source, failed)
+        return number, Written(explanation.released(found.path), file, scale, name, drawing, row)
 
     def _draw(self, found: FoundPicture) -> Result:
         """Explain a video and draw it; of a model of clips, the frames that the model saw."""
         video = str(found.path)
         try:
-            if self._job.has_several_targets:
-                raise InputError(f"{video} is a video, and a video shows one target")
+            refuse((self._job.has_several_targets, f"{video} is a video, and a video shows one target"))
             # The most frames in one pass. A frame stays in memory until it is drawn, and a 4K frame takes 25 MB.
             explained = functools.partial(self._here, batch_size=min(self._batch_size, 8))
             return (_draw_clip if self._is_clip else _draw_video)(found, self._job, explained)
@@ -281,8 +280,7 @@ def _finished(
 def _draw_clip(found: FoundPicture, job: Job, explained: Stream) -> Written:
     """Explain a video with a model of clips, and draw the frames that the model saw, as an MP4 file and as a sheet."""
     leave_out = advice("leave out every", "leave out --every")
-    if job.how.every > 1:
-        raise InputError(f"a model of clips chooses the frames itself; {leave_out}")
+    refuse((job.how.every > 1, f"a model of clips chooses the frames itself; {leave_out}"))
     (row,) = explained([found.path])
     if isinstance(row, Failure):
         raise row.error

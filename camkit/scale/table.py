@@ -34,6 +34,7 @@ from camkit.errors import (
     brief,
     from_cell,
     optional,
+    refuse,
     refuse_pipe,
     text_of,
 )
@@ -136,17 +137,16 @@ class Table(AbstractContextManager["Table"]):
     def __init__(self, path: Path, made_with: Fingerprint, *, resume: bool = False, overwrite: bool = False) -> None:
         self.path, self._made_with, self._form = path, made_with, _form_of(path)
         is_folder, file = self._form.is_folder, _store_of(path)
+        is_other_kind = os.path.lexists(path) and path.is_dir() != is_folder
         other_kind = f"{path} is a {'file' if is_folder else 'folder'}; choose another name"
-        if os.path.lexists(path) and path.is_dir() != is_folder:
-            raise OutputError(other_kind)
+        refuse((is_other_kind, other_kind), kind=OutputError)
         try:
             (path if is_folder else path.parent).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(f"cannot write {path}: {why_unwritable(path, error)}") from error
         exists = f"{path} exists already; pass {advice('resume=True', '--resume')} to continue it, or "
         exists += f"{advice('overwrite=True', '--overwrite')} to replace it"
-        if not (resume or overwrite) and (self._form.files() or file.exists()):
-            raise OutputError(exists)
+        refuse((not (resume or overwrite) and (self._form.files() or file.exists()), exists), kind=OutputError)
         instead = "choose another " + advice(
             "table, or replace this one with overwrite=True and without resume=True",
             "--table, or replace this one with --overwrite and without --resume",
@@ -156,15 +156,13 @@ class Table(AbstractContextManager["Table"]):
         if resume and not file.exists() and self._form.files():
             about = self._form.about()
             different = differences(about.get("fingerprint", {}), made_with)
-            if different:
-                raise InputError(
-                    f"{path} cannot be continued: it was made with different settings ({different}); {instead}"
-                )
+            refuse(
+                (different, f"{path} cannot be continued: it was made with different settings ({different}); {instead}")
+            )
             start, folder = map(_for_store, self._form.rows()), about.get("folder", "")
         self._store = Store(file, made_with, resume=resume, start=start, folder=folder, instead=instead)
-        self._folder = self._store.folder
         self._finished: dict[bytes, bool] = {}
-        home = text_of(self._folder)
+        home = text_of(self._store.folder)
         for name, rows in itertools.groupby(self._store.rows(), key=lambda row: row["path"]):
             picture = os.path.normpath(os.path.join(home, name))  # noqa: PTH118 - for millions of names
             self._finished[_checksum(picture)] = all(row["status"] == "error" for row in rows)
@@ -182,7 +180,7 @@ class Table(AbstractContextManager["Table"]):
         Raises:
             OutputError: they cannot be written; earlier ones are kept.
         """
-        if Path.cwd() != Path(self._folder):
+        if Path.cwd() != Path(self._store.folder):
             for row, name in itertools.product(rows, ("path", "drawing")):
                 row[name] = None if row[name] is None else text_of(os.path.abspath(row[name]))  # noqa: PTH100
         self._store.append(map(_for_store, rows))
@@ -195,7 +193,7 @@ class Table(AbstractContextManager["Table"]):
         """
         try:
             if not isinstance(error, OutputError):
-                about = {"format": 1, "folder": self._folder, "fingerprint": self._made_with}
+                about = {"format": 1, "folder": self._store.folder, "fingerprint": self._made_with}
                 self._form.write(about, _parts(map(_from_store, self._store.rows())))
                 self._store.delete()
         except (OSError, OutputError) as failed:
@@ -232,8 +230,7 @@ def _checksum(name: str) -> bytes:
 def _form_of(path: Path) -> _Parquet | _Csv:
     suffix = path.suffix.lower()
     wrong = f"{str(path)!r} is not the name of a table; choose a name ending in .parquet or .csv"
-    if suffix not in (".parquet", ".csv"):
-        raise InputError(wrong)
+    refuse((suffix not in (".parquet", ".csv"), wrong))
     return _Csv(path) if suffix == ".csv" else _Parquet(path)
 
 
@@ -392,8 +389,7 @@ class Bundle:
         check_folder(folder)
         is_used = not overwrite and folder.is_dir() and any(folder.iterdir())
         instead = advice("overwrite=True", "--overwrite")
-        if is_used:
-            raise OutputError(f"{folder} is not empty; name another folder, or pass {instead}")
+        refuse((is_used, f"{folder} is not empty; name another folder, or pass {instead}"), kind=OutputError)
         self._folder, self._made_with = folder, made_with
         self._rows: list[dict[str, Any]] = []
         self._failures: list[dict[str, str]] = []

@@ -92,32 +92,29 @@ def changes(page: Page, part: str) -> str:
     return f"document.querySelector('{part} img').src !== {json.dumps(page.get_attribute(f'{part} img', 'src'))}"
 
 
-def click_at(page: Page, across: float, down: float) -> None:
-    """Click on the picture, at a share of its width and height, when it is there."""
+def place_in(page: Page, across: float, down: float) -> tuple[float, float]:
+    """Return a place in the window: shares of the picture's width and height, when it is there."""
     page.wait_for_function("document.querySelector('#shown img').complete")
     box = page.locator("#shown img").bounding_box()
     assert box is not None
-    page.locator("#shown img").click(position={"x": box["width"] * across, "y": box["height"] * down}, force=True)
+    return box["x"] + box["width"] * across, box["y"] + box["height"] * down
 
 
 def says(page: Page, start: str) -> None:
     page.wait_for_function(f"document.querySelector('#sentence').innerText.startsWith({json.dumps(start)})")
 
 
-def test_the_tour_starts_without_a_model_and_asks_nobody_else(browser: Browser, address: str) -> None:
-    page = browser.new_page()
+def test_the_tour_starts_without_a_model_and_asks_nobody_else(page: Page, address: str) -> None:
     asked: list[str] = []
     errors: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.on("pageerror", lambda error: errors.append(str(error)))
-    page.set_default_timeout(WAIT)
-    page.goto(address)
+    page.reload()
     page.wait_for_selector("#heat img")
     says(page, "plane")
     assert "Red: most evidence for plane; blue: none." in page.inner_text("#sentence")
     assert [url for url in asked if not url.startswith((address, "data:", "blob:"))] == []
     assert errors == []
-    page.close()
 
 
 def test_a_click_on_an_answer_shows_its_heat(page: Page) -> None:
@@ -129,13 +126,9 @@ def test_a_click_on_an_answer_shows_its_heat(page: Page) -> None:
 
 def draw(page: Page, start: tuple[float, float], end: tuple[float, float]) -> None:
     """Draw a rectangle over the picture with the mouse, between shares of its width and height."""
-    page.wait_for_function("document.querySelector('#shown img').complete")
-    box = page.locator("#shown img").bounding_box()
-    assert box is not None
-    corners = [(box["x"] + box["width"] * across, box["y"] + box["height"] * down) for across, down in (start, end)]
-    page.mouse.move(*corners[0])
+    page.mouse.move(*place_in(page, *start))
     page.mouse.down()
-    page.mouse.move(*corners[1], steps=3)
+    page.mouse.move(*place_in(page, *end), steps=3)
     page.mouse.up()
 
 
@@ -143,6 +136,7 @@ def saved(page: Page) -> dict[str, Any]:
     page.click("#save")
     with page.expect_download() as download:
         page.locator("#files a[download$='.json']").click()
+    assert download.value.suggested_filename == "heat.json"
     found: dict[str, Any] = json.loads(Path(download.value.path()).read_text())
     return found
 
@@ -173,26 +167,16 @@ def test_a_contrast_and_a_method_are_chosen(page: Page) -> None:
     assert "by layercam" in page.inner_text("#sentence"), "the menu still says so"
 
 
-def test_methods_are_compared_and_what_is_seen_is_saved(page: Page, tmp_path: Path) -> None:
+def test_methods_are_compared_and_what_is_seen_is_saved(page: Page) -> None:
     page.click("#compare")
     page.wait_for_selector("#sheet img")
-    page.click("#save")
-    page.wait_for_selector("#files a[download]")
-    names = []
-    for link in page.locator("#files a[download]").all():
-        with page.expect_download() as download:
-            link.click()
-        file = tmp_path / download.value.suggested_filename
-        download.value.save_as(file)
-        names.append(file.name)
-    assert sorted(names) == ["heat.json", "heat.png"]
-    about = json.loads((tmp_path / "heat.json").read_text())
-    assert (about["model"], about["picture"], about["explanation"]["label"]) == (
-        "demo-biased",
-        "plane-sky.jpg",
-        "plane",
-    )
-    with Image.open(tmp_path / "heat.png") as figure:
+    about = saved(page)
+    assert (about["model"], about["picture"]) == ("demo-biased", "plane-sky.jpg")
+    assert about["explanation"]["label"] == "plane"
+    with page.expect_download() as download:
+        page.locator("#files a[download$='.png']").click()
+    assert download.value.suggested_filename == "heat.png"
+    with Image.open(download.value.path()) as figure:
         assert figure.size[0] > 300
 
 
@@ -268,11 +252,11 @@ def test_boxes_of_a_detector_are_clicked_and_covered(browser: Browser, tmp_path:
     with app(tmp_path, "two.png", "--model", "mine.py:build", "--labels", "labels.txt") as url:
         page = opened(browser, url, "1: red-confidence-set")
         assert not page.is_visible("#compare")
-        click_at(page, 0.05, 0.1)
+        page.mouse.click(*place_in(page, 0.05, 0.1))
         page.wait_for_selector(".toast-body")
         assert "there is no box there" in page.inner_text(".toast-body")
         other = changes(page, "#heat")
-        click_at(page, 0.8, 0.5)
+        page.mouse.click(*place_in(page, 0.8, 0.5))
         says(page, "blue")
         page.wait_for_function(other)
         draw(page, (0.62, 0.2), (0.95, 0.8))

@@ -230,19 +230,24 @@ class TestNamesOfDrawings:
     @pytest.mark.parametrize(
         ("inputs", "drawings"),
         [
-            (".", "2020/cat 2020/deep/dog cat cat.png"),
-            (". --no-recursive", "cat cat.png"),
-            ("2020 2020/deep --no-recursive", "2020/cat deep/dog"),
-            ("2020/deep *.png", "deep/dog in/cat.png"),
-            ("cat.jpg 2020/cat.jpg", "2020/cat in/cat"),
+            (".", "2020/cat.gradcam 2020/deep/dog.gradcam cat.gradcam cat.png.gradcam"),
+            (". --no-recursive", "cat.gradcam cat.png.gradcam"),
+            ("2020 2020/deep --no-recursive", "2020/cat.gradcam deep/dog.gradcam"),
+            ("2020/deep *.png", "deep/dog.gradcam in/cat.png.gradcam"),
+            ("cat.jpg 2020/cat.jpg", "2020/cat.gradcam in/cat.gradcam"),
+            ("cat.jpg --target bird", "cat.gradcam.bird"),
+            ("cat.jpg --target car --target 0", "cat.gradcam.1-car cat.gradcam.2-plane"),
+            ("cat.jpg --layer features", "cat.gradcam.features"),
+            ("cat.jpg --method fullgrad", "cat.fullgrad"),
         ],
     )
-    def test_a_folder_is_mirrored_and_no_picture_is_drawn_over_another(
+    def test_no_picture_and_no_run_with_other_settings_is_drawn_over_another(
         self, tree: Path, tmp_path: Path, inputs: str, drawings: str
     ) -> None:
-        words = [word if word.startswith("--") else tree / word for word in inputs.split()]
-        assert explain(*words, "-o", tmp_path / "out") == 0
-        assert files_in(tmp_path / "out") == [f"{drawing}.gradcam.png" for drawing in drawings.split()]
+        first, *more = inputs.split(" --")
+        options = [word for option in more for word in f"--{option}".split()]
+        assert explain(*(tree / name for name in first.split()), *options, "-o", tmp_path / "out") == 0
+        assert files_in(tmp_path / "out") == [f"{drawing}.png" for drawing in drawings.split()]
 
     def test_a_name_does_not_depend_on_other_pictures(self, tree: Path, tmp_path: Path) -> None:
         for picture in sorted(path for path in tree.rglob("*.*g")):
@@ -278,24 +283,6 @@ class TestNamesOfDrawings:
         assert explain(*command, tree / "cat.jpg", "-o", tmp_path / "out" / name) == 0
         assert files_in(tmp_path / "out") == [name]
         assert cv2.imread(str(tmp_path / "out" / name)) is not None
-
-    def test_runs_with_other_settings_leave_each_others_files(self, tmp_path: Path) -> None:
-        for options in (
-            [],
-            ["--target", "bird"],
-            ["--target", "car", "--target", "0"],
-            ["--layer", "features"],
-            ["--method", "fullgrad"],
-        ):
-            assert explain(PLANE, "--out", tmp_path, *options) == 0
-        assert files_in(tmp_path) == [
-            "plane-sky.fullgrad.png",
-            "plane-sky.gradcam.1-car.png",
-            "plane-sky.gradcam.2-plane.png",
-            "plane-sky.gradcam.bird.png",
-            "plane-sky.gradcam.features.png",
-            "plane-sky.gradcam.png",
-        ]
 
     def test_reports_of_two_models_are_kept(self, tree: Path, tmp_path: Path) -> None:
         for model in ("demo-fair", "demo-biased", "demo-fair"):
@@ -499,11 +486,6 @@ def test_the_completion_that_is_installed_completes_commands_and_options(tmp_pat
 
 
 class TestInProcess:
-    def test_a_part_of_a_label_suggests_the_labels_that_contain_it(self, tmp_path: Path, capsys: Capsys) -> None:
-        (tmp_path / "labels.txt").write_text("tiger cat\ncart\nracoon\nEgyptian cat, Felis catus\n")
-        assert explain(PLANE, "--labels", f"{tmp_path}/labels.txt", "--target", "cat") == 2
-        assert "did you mean 'tiger cat' or 'Egyptian cat, Felis catus' or 'cart'?" in capsys.readouterr().err
-
     def test_without_network_the_error_says_what_to_type(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
     ) -> None:

@@ -4,8 +4,6 @@ A ``SlowViT`` is read from the weights of a model of torchvision, timm or Huggin
 row by row as softmax(q k / sqrt(d)), so that gradients with respect to the map exist; autograd takes only those.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass

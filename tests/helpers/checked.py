@@ -5,8 +5,6 @@ source, all packages that camkit is the first to import, such as SciPy. Its deco
 compiles two functions for each one that it decorates, again in every call if that is a function inside a function.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import functools
@@ -19,7 +17,7 @@ from typing import Any, get_args, get_type_hints
 
 import jaxtyping
 from beartype import BeartypeConf, beartype
-from beartype.door import die_if_unbearable
+from beartype.door import die_if_unbearable, is_bearable
 
 
 class ViolationError(jaxtyping.TypeCheckError):
@@ -128,7 +126,7 @@ def _checked_by_hand(function: Callable[..., Any], hints: dict[str, Any]) -> Cal
 
 
 def _hints(function: types.FunctionType) -> dict[str, Any]:
-    """Return the annotations as types; a name that is unknown while the tests run accepts anything."""
+    """Return the annotations as types; one that is unknown while the tests run, or to beartype, accepts anything."""
     key = function.__module__, function.__qualname__, function.__code__  # two dataclasses may have equal code
     if key not in _known_hints:
         annotations = function.__annotations__.items()
@@ -139,9 +137,11 @@ def _hints(function: types.FunctionType) -> dict[str, Any]:
 def _hint(annotation: Any, names: dict[str, Any]) -> Any:
     holder = types.SimpleNamespace(__annotations__={"it": annotation})
     try:
-        return get_type_hints(holder, names, include_extras=True)["it"]
+        hint = get_type_hints(holder, names, include_extras=True)["it"]
+        is_bearable(None, hint)  # raises if beartype cannot check such a type, as Self
     except Exception:  # noqa: BLE001 - a NameError, or whatever an annotation raises if a name is missing
         return Any
+    return hint
 
 
 def _has_shape(hint: Any) -> bool:

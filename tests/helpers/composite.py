@@ -1,7 +1,5 @@
 """Runs the shell steps of a GitHub Action as the runner does: in bash, with files for outputs and summary."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -55,7 +53,7 @@ def run_action(file: Path, folder: Path, inputs: Mapping[str, str], *, temp: Pat
         environment = {name: str(path) for name, path in files.items()}
         environment |= {"RUNNER_TEMP": str(temp), "GITHUB_ACTION_PATH": str(file.parent)}
         environment |= {name: _filled(value, known) for name, value in step.get("env", {}).items()}
-        done = _in_bash(step, folder, environment)
+        done = in_bash(step, folder, environment)
         ran.stdout, ran.stderr = ran.stdout + done.stdout, ran.stderr + done.stderr
         written = {name: path.read_text("utf-8") if path.exists() else "" for name, path in files.items()}
         ran.summary += written["GITHUB_STEP_SUMMARY"]
@@ -69,7 +67,7 @@ def run_action(file: Path, folder: Path, inputs: Mapping[str, str], *, temp: Pat
     return ran
 
 
-def _in_bash(step: Mapping[str, Any], folder: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+def in_bash(step: Mapping[str, Any], folder: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     assert step["shell"] == "bash"
     assert "${{" not in step["run"], "an input in a script is code; it belongs into env"
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

@@ -1,7 +1,5 @@
 """Folders of pictures: writes them, and explains them as the command does."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Networks whose layers lie differently in them, for what runs the part of a model behind a layer."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 

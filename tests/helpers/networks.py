@@ -1,7 +1,5 @@
 """Small networks and pictures that tests of several packages use."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import io

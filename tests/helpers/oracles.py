@@ -5,8 +5,6 @@ the class weights (C,). It returns the signed map (\\*grid) before any ReLU on t
 axes; the papers write two of them, i and j.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

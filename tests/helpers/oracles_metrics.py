@@ -4,8 +4,6 @@ A score is a function from one picture (C, *size) to a number; a map is an array
 camkit.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Errors as users read them: one sentence, without the insides of Python."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

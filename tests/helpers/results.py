@@ -1,7 +1,5 @@
 """What every result of camkit has: a table of plain values, JSON values, a file or folder, one line, and a view."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

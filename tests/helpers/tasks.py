@@ -1,7 +1,5 @@
 """A segmenter and a detector made of the network that camkit ships, and the scenes that they see."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tiny models with random weights, saved as folders that ``from_pretrained`` loads."""
 
-from __future__ import annotations
-
 import json
 import string
 from collections.abc import Callable

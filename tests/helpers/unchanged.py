@@ -1,7 +1,5 @@
 """Everything about a model and the process that an explanation might change, before and after a block."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import random

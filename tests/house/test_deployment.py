@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from composite import run_action
+from composite import in_bash, run_action
 
 import camkit
 from camkit.background.report import REPORTS
@@ -25,30 +25,23 @@ ACTION = ROOT / "action.yml"
 EXAMPLE = ROOT / "examples/test_before_deployment.py"
 
 
-def workflow():
-    block = re.search(r"<!-- workflow -->\n```yaml\n(.*?)```\n<!-- end -->", DOCS, re.DOTALL)
-    assert block
-    return yaml.safe_load(block[1])
-
-
-def inputs():
-    """Return what the workflow of docs/check.md passes to the action."""
-    (job,) = workflow()["jobs"].values()
-    checkout, action = job["steps"]
-    assert checkout["uses"].startswith("actions/checkout@")
-    assert action["uses"] == "OWNER/camkit@main"
-    return action["with"]
+WORKFLOW = yaml.safe_load(re.search(r"<!-- workflow -->\n```yaml\n(.*?)```\n<!-- end -->", DOCS, re.DOTALL)[1])
+CHECKOUT, CALL = next(iter(WORKFLOW["jobs"].values()))["steps"]
+"""The two steps of the only job; CALL calls the action."""
 
 
 def test_the_workflow_runs_on_pull_requests_and_may_write_nothing():
-    assert "pull_request" in workflow()[True]  # YAML 1.1 reads the key "on" as a boolean
-    assert workflow()["permissions"] == {"contents": "read"}
+    assert "pull_request" in WORKFLOW[True]  # YAML 1.1 reads the key "on" as a boolean
+    assert WORKFLOW["permissions"] == {"contents": "read"}
     assert "Replace `OWNER`" in DOCS
+    assert len(WORKFLOW["jobs"]) == 1
+    assert CHECKOUT["uses"].startswith("actions/checkout@")
+    assert CALL["uses"] == "OWNER/camkit@main"
 
 
 def test_the_action_passes_every_option_that_it_offers(tmp_path):
     action = yaml.safe_load(ACTION.read_text("utf-8"))
-    assert set(inputs()) <= set(action["inputs"])
+    assert set(CALL["with"]) <= set(action["inputs"])
     check = next(step for step in action["runs"]["steps"] if step.get("id") == "check")
     assert {"data", "model", "weights", "labels", "regions", "config", "options", "out"} <= {
         value.removeprefix("${{ inputs.").removesuffix(" }}") for value in check["env"].values()
@@ -85,7 +78,7 @@ def act(folder, tmp_path, options, **more):
     """Run the action on a repository with the inputs of docs/check.md and other options."""
     temp = tmp_path / "runner"
     temp.mkdir()
-    return run_action(ACTION, folder, {**inputs(), "options": options, **more}, temp=temp, skip="Install camkit")
+    return run_action(ACTION, folder, {**CALL["with"], "options": options, **more}, temp=temp, skip="Install camkit")
 
 
 def titles(ran):
@@ -101,7 +94,6 @@ WIDE = "--gap 0.3 --sufficiency 0.3 --attraction 0.5"
 def test_too_few_pictures_are_inconclusive_and_a_wrong_call_gives_no_verdict(repository, tmp_path):
     folder = repository("demo-fair", per_class=2)
     ran = act(folder, tmp_path, SMALL)
-
     assert (ran.code, ran.outputs) == (3, {"verdict": "INCONCLUSIVE", "exit-code": "3"}), ran.stderr
     assert "❔ INCONCLUSIVE: " in ran.summary
     assert "warning title=camkit%3A INCONCLUSIVE" in titles(ran)
@@ -113,10 +105,8 @@ def test_too_few_pictures_are_inconclusive_and_a_wrong_call_gives_no_verdict(rep
         ),
     ]
     assert {file.name for file in (folder / "camkit-check").iterdir()} == set(REPORTS)
-
     (tmp_path / "second").mkdir()
     wrong = act(folder, tmp_path / "second", "--no-such-option", **{"python-version": ""})
-
     assert (wrong.code, wrong.outputs) == (2, {"verdict": "", "exit-code": "2"})
     assert "No verdict: camkit check ended with exit code 2" in wrong.summary
     assert wrong.used == []  # neither sets up Python nor uploads the reports of the run before
@@ -129,9 +119,7 @@ def test_too_few_pictures_are_inconclusive_and_a_wrong_call_gives_no_verdict(rep
 )
 def test_the_steps_of_the_action_do_what_the_page_says(repository, tmp_path, network, options, code, verdict):
     folder = repository(network)
-
     ran = act(folder, tmp_path, f"{SMALL} {options}")
-
     assert (ran.code, ran.outputs) == (code, {"verdict": verdict, "exit-code": str(code)}), ran.stderr
     assert f" {verdict}: " in ran.summary.splitlines()[0]
     assert "](evidence.png)" not in ran.summary
@@ -166,15 +154,10 @@ def test_the_action_installs_the_camkit_that_lies_beside_it(tmp_path):
         "PATH": f"{tmp_path}/venv/bin{os.pathsep}{os.environ['PATH']}", "GITHUB_ACTION_PATH": str(own), "INDEX": "",
         "PACKAGES": "", "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1",
     }  # fmt: skip
-
     done = subprocess.run(run, env=environment, capture_output=True, text=True, check=False)
-
     assert done.returncode == 0, done.stdout + done.stderr
     assert (site / "camkit/cli/__init__.py").is_file()
     assert (tmp_path / "venv/bin/camkit").is_file()
-
-
-# --- the project's own workflows
 
 
 def test_the_projects_workflows_are_short_of_rights_and_pin_their_actions():
@@ -199,23 +182,8 @@ def test_a_release_needs_the_tag_of_its_version_and_a_dated_changelog(tmp_path, 
         shutil.copy(ROOT / name, tmp_path)
     changelog = tmp_path / "CHANGELOG.md"
     changelog.write_text(changelog.read_text("utf-8").replace("(unreleased)", "(2026-12-01)" if dated else ""), "utf-8")
-
-    done = run_in_bash(compare["run"], tmp_path, TAG=tag)
-
+    done = in_bash({"shell": "bash", **compare}, tmp_path, {"TAG": tag})
     assert bool(done.returncode) == bool(code), done.stderr
-
-
-def run_in_bash(command, folder, **environment):
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return subprocess.run(
-        ["bash", "-eo", "pipefail", "-c", command],
-        cwd=folder, env={**os.environ, "PATH": path, **environment}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-
-
-def test_the_example_names_its_own_file():
-    assert "../examples/test_before_deployment.py" in DOCS
-    assert all(name in DOCS for name in ("CHECKED_MODEL", "CHECKED_PICTURES"))
 
 
 @pytest.mark.extended
@@ -226,7 +194,6 @@ def test_the_example_stops_the_biased_network(tmp_path):
         cwd=tmp_path, env={**os.environ, "CHECKED_MODEL": "demo-biased", "CHECKED_PICTURES": str(pictures)},
         capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
-
     cases = ET.parse(tmp_path / "junit.xml").findall(".//testcase")
     assert len(cases) == 3, done.stdout
     failing = [case.get("name") for case in cases if case.find("failure") is not None]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import doctest
 import functools
+import io
 import json
 import os
 import re
@@ -79,23 +81,18 @@ def test_the_pages_have_examples() -> None:
     assert sum(len(commands(page)) for page in PAGES) > 40
 
 
-def test_the_table_of_methods_is_that_of_the_registry() -> None:
-    assert docs_methods.page() == docs_methods.PAGE.read_text("utf-8"), "run scripts/docs/docs_methods.py"
-    assert all(f"| `{name}` |" in docs_methods.page() for name in camkit.METHODS)
-
-
-def test_the_table_of_metrics_is_that_of_the_registry() -> None:
-    assert docs_metrics.page() == docs_metrics.PAGE.read_text("utf-8"), "run scripts/docs/docs_metrics.py"
-    assert all(f"| `{name}` |" in docs_metrics.page() for name in camkit.metrics.METRICS)
+@pytest.mark.parametrize(("script", "names"), [(docs_methods, camkit.METHODS), (docs_metrics, camkit.metrics.METRICS)])
+def test_the_tables_of_methods_and_metrics_are_those_of_the_registries(script: Any, names: Any) -> None:
+    assert script.page() == script.PAGE.read_text("utf-8"), f"run {script.__name__}"
+    assert all(f"| `{name}` |" in script.page() for name in names)
 
 
 def test_the_pages_name_every_target_and_every_report() -> None:
-    makers = [
+    makers = {
         name for name, item in vars(camkit.targets).items() if name in camkit.targets.__all__ and isfunction(item)
-    ]
-    made = [name for name in makers if name not in ("as_targets", "describe", "logits_of")]
-    assert made
-    assert [name for name in made if f"targets.{name}(" not in PAGES["docs/targets.md"]] == []
+    }
+    of_page, of_readme = (re.findall(r"targets\.(\w+)\(", PAGES[page]) for page in ("docs/targets.md", "README.md"))
+    assert set(of_page) == makers - {"as_targets", "describe", "logits_of"} >= set(of_readme)
     assert [name for name in REPORTS if f"`{name}`" not in PAGES["docs/check.md"]] == []
 
 
@@ -126,6 +123,44 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert expected <= shown
     assert {name for name in shown if not name.startswith(("methods.", "scenes."))} == expected
     assert "- CamkitError" in reference  # stands with the other errors
+
+
+def test_the_links_of_the_readme_and_of_contributing_lead_to_files() -> None:
+    for page in ("README.md", "CONTRIBUTING.md"):
+        links = re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text("utf-8"))
+        assert [link for link in links if not (ROOT / link).exists()] == [], page
+
+
+@pytest.mark.parametrize("name", ["demo", "test"])
+def test_the_set_up_commands_of_the_readme_are_single_lines(name: str) -> None:
+    block = re.search(rf"<!-- {name} command -->\n```sh\n(.*?)\n```\n<!-- end -->", PAGES["README.md"], re.DOTALL)
+    assert block
+    assert re.fullmatch(r"python3 -m venv \.venv && .*", block[1])
+
+
+def test_every_option_on_the_pages_of_models_and_targets_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--help"])
+    known = capsys.readouterr().out
+    options = set(re.findall(r"--[a-z][a-z-]*", PAGES["docs/models.md"] + PAGES["docs/targets.md"]))
+    assert [option for option in options if option not in known] == []
+
+
+def test_the_python_example_of_the_readme_names_what_exists() -> None:
+    """Its attributes, on a network that needs no download."""
+    explanation = camkit.explain("demo-fair", camkit.scenes.scene_paths()["plane-sky"])
+    attributes = set(re.findall(r"\bwhy\.(\w+)", blocks("README.md", "python")[0])) - {"png"}
+    assert len(attributes) >= 7
+    assert [attribute for attribute in attributes if not hasattr(explanation, attribute)] == []
+
+
+def test_the_examples_of_the_hooks_page_are_right() -> None:
+    """Every example there, in one session; the fences between them are no output."""
+    text = re.sub(r"(?m)^```.*$", "", PAGES["docs/hooks.md"])
+    session = doctest.DocTestParser().get_doctest(text, {}, "docs/hooks.md", None, 0)
+    assert len(session.examples) > 30
+    failed = io.StringIO()
+    doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS).run(session, out=failed.write)
+    assert not failed.getvalue()
 
 
 @pytest.mark.parametrize("page", sorted(PAGES))
@@ -183,9 +218,6 @@ def test_the_factory_on_the_page_of_models_loads(workplace: Path) -> None:
     assert camkit.explain("mine.py:build", "image.jpg").box is not None
 
 
-# --- tutorials
-
-
 def sources(notebook: Any) -> list[tuple[str, str]]:
     return [(cell["cell_type"], "".join(cell["source"])) for cell in notebook["cells"]]
 
@@ -212,28 +244,20 @@ def test_the_notebook_runs_from_top_to_bottom(name: str) -> None:
     assert sum("text/html" in output.get("data", {}) or "image/png" in output.get("data", {}) for output in shown) >= 2
 
 
-# --- the site
-
-
 class Links(HTMLParser):
     """The links of a page, and the places that links can name."""
 
-    def __init__(self) -> None:
+    def __init__(self, page: Path) -> None:
         super().__init__()
         self.links: list[str] = []
         self.places: set[str] = {""}
+        self.feed(page.read_text("utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = dict(attrs)
         self.places |= {name for name in (values.get("id"), values.get("name") if tag == "a" else None) if name}
         if tag == "a" and values.get("href"):
             self.links.append(str(values["href"]))
-
-
-def links_of(page: Path) -> Links:
-    links = Links()
-    links.feed(page.read_text("utf-8"))
-    return links
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +273,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.extended
 def test_the_site_builds_strictly_and_its_links_lead_somewhere(site: Path) -> None:
-    pages = {page.relative_to(site).as_posix(): links_of(page) for page in site.rglob("*.html")}
+    pages = {page.relative_to(site).as_posix(): Links(page) for page in site.rglob("*.html")}
     assert len(pages) > 30
     for name, page in pages.items():
         if name == "404.html":  # its links start at the root of a server

@@ -3,8 +3,6 @@
 ``python tests/house/test_weight.py`` writes lower figures into ``weight.json``, in the same commit as the change.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

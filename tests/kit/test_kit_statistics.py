@@ -32,7 +32,6 @@ def closed_test(p_values, alpha):
 @pytest.mark.parametrize("seed", range(20))
 def test_holm_rejects_what_the_closed_test_rejects(seed):
     p_values = (np.random.default_rng(seed).random(6) ** 4).tolist()
-
     assert [p <= 0.05 for p in holm(p_values)] == closed_test(p_values, 0.05)
     assert holm([]) == []
 
@@ -41,10 +40,8 @@ def test_whole_groups_are_drawn():
     groups = np.repeat(np.arange(10), 20)
     values = np.repeat(np.random.default_rng(1).normal(size=10), 20)
     rows = np.column_stack([values, np.ones(200)])
-
     together = bootstrap_sums(rows, groups, [0])
     alone = bootstrap_sums(rows, np.arange(200), [0])
-
     assert (together[:, 1] == 200).all()
     spread, narrow = ((sums[:, 0] / sums[:, 1]).std() for sums in (together, alone))
     assert spread == pytest.approx(np.unique(values).std() / 10**0.5, rel=0.05)
@@ -53,9 +50,7 @@ def test_whole_groups_are_drawn():
 
 def test_the_draws_depend_on_the_seed_alone():
     rows = np.random.default_rng(0).random((30, 2))
-
     first, again, other = (bootstrap_sums(rows, np.arange(30), seed, 50) for seed in ([1, 2], [1, 2], [1, 3]))
-
     assert (first == again).all()
     assert (first != other).any()
 
@@ -82,7 +77,6 @@ def test_sums_over_many_groups_follow_the_bootstrap():
     rows = np.random.default_rng(0).random((6_000, 3)) < (0.9, 0.4, 0.99)
     many = bootstrap_sums(rows.astype(float), np.arange(6_000), [1])
     few = np.array([rows[np.random.default_rng(n).integers(6_000, size=6_000)].sum(0) for n in range(2_000)])
-
     assert many.shape == (10_000, 3)
     assert np.allclose(many.mean(0), few.mean(0), rtol=0.005)
     assert np.allclose(many.std(0), few.std(0), rtol=0.1)
@@ -124,7 +118,6 @@ def test_differences_between_classes_do_not_widen_the_interval():
     rng = np.random.default_rng(0)
     estimate = stratified_interval(rng, 100, 0)
     expected = np.sqrt(np.mean([rate * (1 - rate) for rate in RATES]) / 400)
-
     assert estimate.high - estimate.low == pytest.approx(2 * 1.96 * expected, rel=0.1)
     pooled = np.sqrt(np.mean(RATES) * (1 - np.mean(RATES)) / 400)
     assert expected < 0.7 * pooled
@@ -133,7 +126,6 @@ def test_differences_between_classes_do_not_widen_the_interval():
 def test_groups_of_several_classes_and_small_classes_share_a_stratum():
     labels = [*"aaaaaa", *"bbbbb", "c", "a", "b"]
     groups = np.array([*range(12), 12, 12])  # the last group has pictures of two classes
-
     assert strata_of_groups(groups, labels).tolist() == [1] * 6 + [2] * 5 + [0, 0]
 
 
@@ -142,16 +134,13 @@ def test_a_stratum_keeps_its_share_in_every_resample(many):
     count = 6000 if many else 60
     labels = ["a"] * (count // 3) + ["b"] * (count - count // 3)
     rows = np.column_stack([np.array(labels) == "a", np.ones(count)]).astype(float)
-
     sums = bootstrap_sums(rows, np.arange(count), [0], 200, strata_of_groups(np.arange(count), labels))
-
     assert np.allclose(sums, [count // 3, count], atol=1e-6)
 
 
 @pytest.mark.parametrize(("groups", "reach"), [(30, 0.1135), (40, 0.0876), (100, 0.0370)])
 def test_an_interval_is_never_narrower_than_wilsons_for_no_change(groups, reach):
     nothing, everything = widened(Estimate(0.0, 0.0, 0.0, groups)), widened(Estimate(1.0, 1.0, 1.0, groups))
-
     assert (nothing.low, nothing.high) == pytest.approx((-reach, reach), abs=5e-5)
     assert (everything.low, everything.high) == pytest.approx((1 - reach, 1), abs=5e-5)
     assert widened(Estimate(0.0, -0.5, 0.5, groups)) == Estimate(0.0, -0.5, 0.5, groups)

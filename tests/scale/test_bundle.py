@@ -1,7 +1,5 @@
 """A folder of evidence: what is in it, that it reads back exactly, and that changes are noticed."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Explaining on a cluster: rows as on one machine, lost nodes, interrupted jobs, and what can be wrong."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -11,11 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from folders import run_folder
-from PIL import Image
+from folders import run_folder, write_pictures
 
 import camkit
 from camkit.cli import main
@@ -129,15 +125,6 @@ def model(tmp_path: Path) -> str:
     return f"{tmp_path / 'network.py'}:make"
 
 
-def write_pictures(folder: Path, count: int, side: int = 24) -> list[Path]:
-    folder.mkdir()
-    generator = np.random.default_rng(0)
-    files = [folder / f"{number:05d}.png" for number in range(count)]
-    for file in files:
-        Image.fromarray(generator.integers(0, 256, (side, side + 4, 3), np.uint8)).save(file)
-    return files
-
-
 def rows_of(table: Path) -> list[dict[str, Any]]:
     """Return the rows of a table in the order of the pictures and targets."""
     rows = pq.read_table(table).to_pylist()
@@ -156,13 +143,18 @@ def assert_same(rows: list[dict[str, Any]], others: list[dict[str, Any]], *, but
                 assert row[name] == other[name], name
 
 
-def explained(dataset: Any, model: Any, out: Path, **options: Any) -> list[dict[str, Any]]:
-    """Explain a dataset with one actor, since each takes seconds to start, and return the rows."""
-    camkit.scale.explain_dataset(dataset, model, "0", batch_size=4, **options).write_parquet(str(out))
+def explained(dataset_of: Callable[[Any], Any], model: Any, out: Path, **options: Any) -> list[dict[str, Any]]:
+    """Return the rows of the dataset that ``dataset_of`` makes with ``ray.data``."""
+    import ray  # noqa: PLC0415 - it reads the environment
+
+    camkit.scale.explain_dataset(dataset_of(ray.data), model, batch_size=4, **options).write_parquet(str(out))
     return rows_of(out)
 
 
-# --- the rows ---------------------------------------------------------------------------------------------------------
+def rows_here(model: LoadedModel, files: list[Path], table: Path, **options: Any) -> list[dict[str, Any]]:
+    """Return the rows of the same pictures on one machine."""
+    list(run_folder(model, files, None, table=table, **options))
+    return rows_of(table)
 
 
 @on_cluster
@@ -186,15 +178,12 @@ def test_a_cluster_writes_the_rows_of_one_machine(nodes, tmp_path, model, capsys
 
 @on_cluster
 def test_pictures_come_as_pixels_and_the_model_from_a_function(nodes, tmp_path, model):
-    import ray  # noqa: PLC0415
-
-    files = write_pictures(tmp_path / "in", 6)
+    files, targets = write_pictures(tmp_path / "in", 6), [0, 3]
     loaded = load_model(model)
     before = {name: value.clone() for name, value in loaded.module.state_dict().items()}
-    dataset = ray.data.read_images(str(tmp_path / "in"), include_paths=True)
-    rows = explained(dataset, _returns(loaded), tmp_path / "out", target=[0, 3])
-    list(run_folder(loaded, files, None, layer=["0"], target=[0, 3], table=tmp_path / "one.parquet"))
-    assert_same(rows, rows_of(tmp_path / "one.parquet"))
+    pixels = lambda data: data.read_images(str(tmp_path / "in"), include_paths=True)  # noqa: E731
+    rows = explained(pixels, _returns(loaded), tmp_path / "out", target=targets, target_layer="0")
+    assert_same(rows, rows_here(loaded, files, tmp_path / "one.parquet", target=targets, layer=["0"]))
     assert all(torch.equal(value, before[name]) for name, value in loaded.module.state_dict().items())
 
 
@@ -206,44 +195,28 @@ def _returns(loaded: LoadedModel) -> Callable[[], LoadedModel]:
 
 @on_cluster
 def test_a_black_box_is_explained_as_on_one_machine(nodes, tmp_path, model):
-    import ray  # noqa: PLC0415
-
     files = write_pictures(tmp_path / "in", 6)
     loaded = load_model(model)
-    part = loaded.module
-
-    def scores(pictures: torch.Tensor) -> np.ndarray:
-        with torch.no_grad():
-            return part(pictures).numpy()
-
-    source = camkit.black_box(scores, preprocess=loaded.preprocess)
-    dataset = ray.data.from_items([{"path": str(file)} for file in files])
+    part, preprocess = loaded.module, loaded.preprocess
+    source = camkit.black_box(lambda pictures: part(pictures).detach().numpy(), preprocess=preprocess)
     method = camkit.methods.variant("occlusion", window=4, stride=4)
-    camkit.scale.explain_dataset(
-        dataset, source, method=method, batch_size=4, preprocess=loaded.preprocess
-    ).write_parquet(str(tmp_path / "many"))
-    list(run_folder(loaded, files, None, method=method, table=tmp_path / "one.parquet"))
-    rows = rows_of(tmp_path / "many")
+    named = lambda data: data.from_items([{"path": str(file)} for file in files])  # noqa: E731
+    rows = explained(named, source, tmp_path / "many", method=method, preprocess=preprocess)
     assert [row["status"] for row in rows] == ["ok"] * len(files)
-    assert_same(rows, rows_of(tmp_path / "one.parquet"))
+    assert_same(rows, rows_here(loaded, files, tmp_path / "one.parquet", method=method))
 
 
 @on_cluster
 def test_bytes_without_a_name_are_named_by_their_checksum(nodes, tmp_path, model):
-    import ray  # noqa: PLC0415
-
     files = write_pictures(tmp_path / "in", 5)
-    data = [*(file.read_bytes() for file in files), b"damaged"]
-    rows = explained(ray.data.from_items([{"bytes": item} for item in data]), model, tmp_path / "out")
+    data = [{"bytes": item} for item in [*(file.read_bytes() for file in files), b"damaged"]]
+    rows = explained(lambda source: source.from_items(data), model, tmp_path / "out", target_layer="0")
     assert len({row["path"] for row in rows}) == 6
     (failed,) = (row for row in rows if row["status"] == "error")
     assert failed["error"] == f"{failed['path']} is not a picture"
-    list(run_folder(load_model(model), files, None, layer=["0"], table=tmp_path / "one.parquet"))
+    here = rows_here(load_model(model), files, tmp_path / "one.parquet", layer=["0"])
     read = sorted((row for row in rows if row["status"] == "ok"), key=lambda row: row["score"])
-    assert_same(read, sorted(rows_of(tmp_path / "one.parquet"), key=lambda row: row["score"]), but=("path",))
-
-
-# --- interrupted jobs -------------------------------------------------------------------------------------------------
+    assert_same(read, sorted(here, key=lambda row: row["score"]), but=("path",))
 
 
 @on_cluster
@@ -259,15 +232,6 @@ def test_a_resumed_run_explains_the_rest_with_or_without_a_cluster(nodes, tmp_pa
     assert "3 explained, 0 failed, 0 empty" in capsys.readouterr().out
     assert len({row["path"] for row in rows_of(tmp_path / "t.parquet")}) == 15
 
-
-def until(happens: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT
-    while not happens():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.05)
-
-
-# --- the check --------------------------------------------------------------------------------------------------------
 
 FINISHED = 12
 """How many pictures, three pieces, come before the one at which the model divides by zero."""
@@ -335,41 +299,23 @@ def test_a_check_on_a_cluster_is_that_of_one_process_also_if_a_worker_dies(nodes
     assert (tmp_path / "many" / "unfinished.jsonl").read_bytes().count(b"\n") == 1 + FINISHED
     (tmp_path / "fail").unlink()
     assert main([*call, "--out", "many", "--ray", "--resume"]) == 3
-
     assert (tmp_path / "died").exists(), "no worker died"
-    assert_same_reports(tmp_path)
-
-
-def assert_same_reports(folder: Path) -> None:
-    """Compare the reports in the folders "one" and "many"."""
-    one, many = (json.loads((folder / out / "report.json").read_text()) for out in ("one", "many"))
+    (one, numbers), (many, others) = (read_report(tmp_path / out / "report.json") for out in ("one", "many"))
     assert one["images"]
-    for report in (one, many):
-        del report["checksum"]
-    assert_close(many, one)
+    assert json.dumps(many) == json.dumps(one)
+    assert others == pytest.approx(numbers, abs=2e-3)
 
 
-def assert_close(value: Any, expected: Any, where: str = "") -> None:
-    """Compare what a report has: text exactly, numbers to the last digits."""
-    if isinstance(expected, dict):
-        assert list(value) == list(expected), where
-        for name in expected:
-            assert_close(value[name], expected[name], f"{where}.{name}")
-    elif isinstance(expected, list):
-        assert len(value) == len(expected), where
-        for number, (item, other) in enumerate(zip(value, expected, strict=True)):
-            assert_close(item, other, f"{where}[{number}]")
-    elif isinstance(expected, float):
-        assert value == pytest.approx(expected, abs=2e-3), where
-    else:
-        assert value == expected, where
-
-
-# --- what is wrong ----------------------------------------------------------------------------------------------------
+def read_report(file: Path) -> tuple[dict[str, Any], list[float]]:
+    """Return a report and, apart from it, its fractions: their last digits depend on what shares a pass."""
+    numbers: list[float] = []
+    report = json.loads(file.read_text(), parse_float=lambda text: numbers.append(float(text)) or "a fraction")
+    del report["checksum"]
+    return report, numbers
 
 
 def test_without_ray_it_is_one_sentence(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "ray.data", None)
     for command in ([], ["check"]):
         call = [*command, str(tmp_path), "--model", "demo-fair", "--out", str(tmp_path / "out"), "--ray"]
         assert main(call) == 2
@@ -415,15 +361,15 @@ def test_actors_that_do_not_fit_and_options_of_one_machine_are_refused(nodes, mo
         camkit.scale.explain_dataset(None, model, progress=print)
 
 
-# --- a node dies ------------------------------------------------------------------------------------------------------
-
-
 def kill_at_work(cluster: Any, node: Any, passes: Path) -> threading.Event:
     """Kill a node as soon as it has written three passes into a file; the event says that it happened."""
     killed = threading.Event()
 
     def kill() -> None:
-        until(lambda: passes.exists() and passes.stat().st_size >= 3)
+        deadline = time.monotonic() + WAIT
+        while not passes.exists() or passes.stat().st_size < 3:
+            assert time.monotonic() < deadline, "it never happened"
+            time.sleep(0.05)
         cluster.remove_node(node, allow_graceful=False)
         killed.set()
 

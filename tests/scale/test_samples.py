@@ -1,7 +1,5 @@
 """Datasets of FiftyOne get heat, answers and verdicts: with the real package and its database, where these are."""
 
-from __future__ import annotations
-
 import os
 import sys
 import uuid

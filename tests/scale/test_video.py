@@ -1,7 +1,5 @@
 """Videos and animated pictures: what the command writes, read back with OpenCV."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re
@@ -15,6 +13,7 @@ import cv2
 import numpy as np
 import pytest
 from PIL import Image
+from tasks import Blobs
 
 import camkit
 from camkit.cli import main
@@ -65,10 +64,8 @@ def rows(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
 )
 def test_every_frame_of_a_video_or_every_nth_is_drawn_at_the_same_speed(tmp_path, capsys, name, codec, every):
     clip = write_video(tmp_path / name, frames(9), codec=codec)
-
     for form in ([], ["--json"]):
         assert run(clip, "--out", tmp_path / "out", "--style", "overlay", "--every", every, *form) == 0
-
     *text, row = capsys.readouterr().out.splitlines()
     row = json.loads(row)
     drawn, rate = read_video(Path(row["file"]))
@@ -89,7 +86,6 @@ def test_the_frames_of_a_video_share_a_scale_on_request_which_is_printed(tmp_pat
     clip = write_video(tmp_path / "clip.mp4", frames(6))
     found = camkit.explain("demo-fair", read_video(clip)[0])
     shared = found[0].colour_scale(found)
-
     for scale in ("each", "shared"):
         for form in ([], ["--json"]):
             assert run(clip, "--out", tmp_path / scale, "--style", "heatmap", "--scale", scale, *form) == 0
@@ -102,7 +98,6 @@ def test_the_frames_of_a_video_share_a_scale_on_request_which_is_printed(tmp_pat
         for picture, row in zip(drawn, found, strict=True):
             expected = row.overlay(style="heatmap", scale=found if scale == "shared" else "each")
             assert np.abs(picture.astype(int) - expected).mean() < 12
-
     assert run(clip, "--out", tmp_path, "--every", "100") == 0
     assert "  1 frame, 0.12 per second" in capsys.readouterr().out
 
@@ -119,7 +114,6 @@ def test_a_video_whose_frames_have_no_evidence_counts_as_empty(tmp_path, capsys)
     clip, model = write_video(tmp_path / "clip.mp4", frames(2)), f"{tmp_path / 'net.py'}:make"
     call = [clip, "--model", model, "--size", 64, "--mean", "0,0,0", "--std", "1,1,1", "--method", "gradcam"]
     call += ["--scale", "shared", "--out", tmp_path]
-
     for target, status, summary in ((0, "no_positive_evidence", "1 empty"), (1, "ok", "0 empty")):
         assert main(list(map(str, [*call, "--target", target]))) == 0
         text = capsys.readouterr().out
@@ -133,9 +127,7 @@ def test_a_video_whose_frames_have_no_evidence_counts_as_empty(tmp_path, capsys)
 @pytest.mark.parametrize("side", [0, 64])
 def test_the_frames_of_a_figure_have_one_size_and_their_own_captions(tmp_path, side):
     clip = write_video(tmp_path / "clip.mp4", frames(5, (97, 131)))  # odd sides
-
     assert run(clip, "--out", tmp_path, "--max-side", side) == 0
-
     drawn, _ = read_video(tmp_path / "clip.gradcam.mp4")
     assert len(drawn) == 5
     picture = read_video(clip)[0][0]
@@ -151,9 +143,7 @@ def test_an_animated_picture_becomes_a_video(tmp_path, capsys, name, kind):
     pictures = [Image.fromarray(frame) for frame in frames(5)]
     extra = {"lossless": True} if kind == "WEBP" else {}
     pictures[0].save(tmp_path / name, kind, save_all=True, append_images=pictures[1:], duration=250, **extra)
-
     assert run(tmp_path / name, "--out", tmp_path / "out", "--style", "overlay", "--json") == 0
-
     (row,) = rows(capsys)
     drawn, rate = read_video(Path(row["file"]))
     assert Path(row["file"]) == tmp_path / "out" / f"{name}.gradcam.mp4"
@@ -180,7 +170,6 @@ def test_a_bundle_and_tensorboard_say_that_they_leave_out_videos(tmp_path, capsy
 
 def test_a_drawn_video_replaces_drawings_alone(tmp_path):
     clip, out = write_video(tmp_path / "clip.mp4", frames(4)), tmp_path / "out"
-
     for options, count in (((), 4), (("--every", "2"), 2)):
         assert run(clip, "--out", out, *options) == 0
         assert [file.name for file in out.iterdir()] == ["clip.gradcam.mp4"]
@@ -194,37 +183,21 @@ def test_a_drawn_video_replaces_drawings_alone(tmp_path):
 
 def test_a_frame_without_the_target_is_drawn_without_heat(tmp_path, capsys):
     model = tmp_path / "net.py"
-    model.write_text(
-        "import torch\n"
-        "class Net(torch.nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        self.cells = torch.nn.AvgPool2d(8)\n"
-        "    def forward(self, images):\n"
-        "        found = []\n"
-        "        for score, image in zip(self.cells(images).mean((1, 2, 3)), images):\n"
-        "            n = 1 if image.mean() > 0.5 else 0\n"
-        "            found.append({'boxes': torch.tensor([[8.0, 8, 24, 24]])[:n], 'scores': score[None][:n],\n"
-        "                          'labels': torch.tensor([0])[:n]})\n"
-        "        return found\n"
-        "def make():\n"
-        "    return Net()\n"
-    )
-    levels = [np.full((64, 64, 3), level, np.uint8) for level in (20, 240, 20, 240)]
-    clip = write_video(tmp_path / "clip.mp4", levels)
-    arguments = [clip, "--model", f"{model}:make", "--size", 32, "--mean", "0,0,0", "--std", "1,1,1", "--target", 0]
-
+    model.write_text("from tasks import Blobs\n\ndef make():\n    return Blobs(), Blobs.prepare\n")
+    shown = np.asarray(Blobs.picture())
+    pictures = [np.full_like(shown, 120), shown] * 2
+    clip = write_video(tmp_path / "clip.mp4", pictures)
+    arguments = [clip, "--model", f"{model}:make", "--target", 1]
     for style, side in itertools.product(("figure", "overlay", "side-by-side", "heatmap"), (0, 32)):
         options = ["--out", tmp_path / f"{style}{side}", "--style", style, "--max-side", side]
         assert main(list(map(str, [*arguments, *options, "--json"]))) == 0
         (row,) = rows(capsys)
-        assert row["labels"] == {"class 0": 2}
+        assert row["labels"] == {"class 1": 2}
         assert len(read_video(Path(row["file"]))[0]) == 4
-
-    dark = write_video(tmp_path / "dark.mp4", levels[::2])
-    assert main(list(map(str, [dark, *arguments[1:], "--out", tmp_path / "dark"]))) == 2
-    assert "dark.mp4  error: " in capsys.readouterr().err
-    assert not list((tmp_path / "dark").iterdir())
+    empty = write_video(tmp_path / "empty.mp4", pictures[::2])
+    assert main(list(map(str, [empty, *arguments[1:], "--out", tmp_path / "empty"]))) == 2
+    assert "empty.mp4  error: " in capsys.readouterr().err
+    assert not list((tmp_path / "empty").iterdir())
 
 
 @pytest.mark.extended
@@ -240,7 +213,6 @@ def test_bad_videos_are_a_sentence_each_and_print_none_of_their_bytes(tmp_path):
     # Another process: FFmpeg's level is fixed when a process opens its first video, as this one has.
     command = [sys.executable, "-m", "camkit", *(str(tmp_path / name) for name in bad), "--model", "demo-fair"]
     done = subprocess.run([*command, "-o", str(tmp_path), "-v"], capture_output=True, check=False)
-
     assert done.returncode == 2
     errors = [line for line in done.stderr.splitlines() if not line.startswith(b"camkit: ")]
     assert len(errors) == len(bad), "FFmpeg and OpenCV print nothing of their own"
@@ -258,10 +230,8 @@ def test_a_video_that_breaks_off_is_drawn_up_to_there(tmp_path, capsys, name, of
         first, *more = [Image.fromarray(frame) for frame in frames(30)]
         first.save(whole, save_all=True, append_images=more, duration=100)
     (tmp_path / name).write_bytes(whole.read_bytes()[: whole.stat().st_size * 2 // 3])
-
     for form in ([], ["--json"]):
         assert run(tmp_path / name, "--out", tmp_path / "out", "--style", "overlay", *form) == 2
-
     *text, row = capsys.readouterr().out.splitlines()
     read, _ = read_video(Path(json.loads(row)["file"]))
     said = f"{name} breaks off after {len(read)}{of} frames"
@@ -302,9 +272,7 @@ def test_no_command_replaces_what_it_reads(tmp_path, capsys, command, how):
         Image.new("RGB", SIZE[::-1]).save(tmp_path / "photo.png")
         call = [tmp_path / "photo.png", "-t", "plane", "--mask", read]
     out, before = other_name(read, how), read.read_bytes()
-
     assert run(*call, "-o", out, "--overwrite") == 2
-
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
     assert said[0] == f"camkit: {out} is also an input ({read}), so camkit does not replace it; write to another file"
@@ -318,9 +286,7 @@ def test_a_drawing_does_not_replace_another_input_of_the_same_run(tmp_path, caps
     for file in (photo, other):
         cv2.imwrite(str(file), frames(1)[0])
     before = {file: file.read_bytes() for file in (second, other)}
-
     assert run(first, second, photo, other, "-o", tmp_path, "--overwrite") == 2
-
     assert {file: file.read_bytes() for file in before} == before
     errors = capsys.readouterr().err
     for file in before:
@@ -357,7 +323,6 @@ def test_no_command_replaces_a_file_that_an_option_names(tmp_path, capsys):
 
 def test_a_video_has_one_target_and_in_python_its_frames_are_passed(tmp_path, capsys):
     clip = write_video(tmp_path / "clip.mp4", frames(2))
-
     assert run(clip, "--out", tmp_path / "out", "--target", "plane", "--target", "car") == 2
     assert "a video shows one target" in capsys.readouterr().err
     assert run(clip, "--out", tmp_path / "out", "--every", 0) == 2

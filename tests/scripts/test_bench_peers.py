@@ -1,7 +1,5 @@
 """The benchmark runs from end to end on a small network."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -62,7 +62,6 @@ def test_a_shortcut_goes_with_the_class_at_the_given_rate(parts, shortcut):
     for correlation in (0.0, 0.5, 1.0):
         found = drawn(parts, shortcut, correlation)
         shares.append(share_by_class(looks(shortcut, found.images), found.labels))
-
     assert shares[0] < 0.05 < shares[1] < shares[2]
     assert shares[2] > 0.6
 
@@ -71,7 +70,6 @@ def test_the_watermark_is_on_the_first_class_only(parts):
     found = drawn(parts, ONE_CLASS, 1.0)
     mark = torch.tensor([0.9, 0.15, 0.1])[:, None, None]
     marked = (found.images[:, :, 2:8, 2:8] - mark).abs().amax((1, 2, 3)) < 0.01
-
     assert torch.equal(marked, found.labels == 0)
 
 
@@ -79,7 +77,6 @@ def test_the_watermark_is_on_the_first_class_only(parts):
 def test_covers_are_where_the_objects_are(parts, layout):
     found = drawn(parts, "background", 0.0, layout)
     share = found.opacities.mean((1, 2))
-
     assert found.images.shape == (COUNT, 3, SIDE, SIDE)
     assert bool((share > 0.01).all())
     assert bool((found.opacities.amax((1, 2)) > 0.9).all())
@@ -98,9 +95,7 @@ def test_there_are_enough_models_with_unique_names(specs, least, kept):
 def test_the_auroc_is_the_share_of_pairs_in_order():
     random = np.random.default_rng(0)
     biased, clean = random.integers(0, 9, 40).tolist(), random.integers(-4, 6, 30).tolist()
-
     pairs = [(one > other) + 0.5 * (one == other) for one, other in itertools.product(biased, clean)]
-
     assert auroc(biased, clean) == pytest.approx(np.mean(pairs))
     low, high = interval(biased, clean)
     assert low < auroc(biased, clean) < high
@@ -108,13 +103,11 @@ def test_the_auroc_is_the_share_of_pairs_in_order():
 
 def test_detection_keeps_the_share_of_false_alarms():
     clean = np.arange(100.0)
-
     assert detection(np.array([93.0, 96.0, 200.0, 300.0]), clean) == 0.75
 
 
 def test_models_used_for_tuning_are_not_held_out():
     row = {"matched": 0.9, "redrawn": 0.4, "architecture": "separable", "shortcut": "tint"}
-
     assert kind(row) == "biased"
     assert is_held_out(row)
     assert not is_held_out({**row, "shortcut": "corner"})
@@ -126,7 +119,6 @@ def test_models_used_for_tuning_are_not_held_out():
 def test_simulated_checks_make_few_wrong_statements():
     at_limit = next(scenario for scenario in SCENARIOS if scenario.name == "at the limit")
     (summary,) = simulate_all([at_limit], checks=60, workers=1)
-
     assert summary.wrongly_excluded <= 0.10  # 5 % of 60 checks are 3; more than 6 have a probability of 3 %
     assert summary.verdicts("FAIL") <= 0.10
     assert summary.covered > 0.90
@@ -135,24 +127,16 @@ def test_simulated_checks_make_few_wrong_statements():
 def test_the_simulated_answers_have_the_effects_they_should_have():
     scenario = Scenario("large", gap=0.2, marked=0.4, sufficiency=0.1, per_class=200)
     rows = [row for seed in range(10) for row in draw_rows(scenario, seed)]
-
     gap = np.mean([row.same["blur"] - row.other["blur"] for row in rows])
     assert gap == pytest.approx(scenario.truth("gap", ""), abs=0.02)
     assert np.mean([row.removed["tile"] for row in rows]) == pytest.approx(0.25 + 0.1, abs=0.02)
     first = [row for row in rows if row.label == "class 0"]
     assert np.mean([row.same["tile"] - row.other["tile"] for row in first]) == pytest.approx(0.2, abs=0.03)
-    on_first = [
-        answer == "class 0"
-        for row in rows
-        for label, _, answer in row.pasted["blur"]
-        if label == "class 0" != row.label
-    ]
-    elsewhere = [
-        answer == "class 0"
-        for row in rows
-        for label, _, answer in row.pasted["blur"]
-        if label != "class 0" != row.label
-    ]
+    pasted = [pasted for row in rows if row.label != "class 0" for pasted in row.pasted["blur"]]
+    on_first, elsewhere = (
+        [answer == "class 0" for label, _, answer in pasted if (label == "class 0") == is_first]
+        for is_first in (True, False)
+    )
     assert np.mean(on_first) - np.mean(elsewhere) == pytest.approx(scenario.truth("attraction", "class 0"), abs=0.02)
 
 
@@ -170,7 +154,6 @@ def test_held_out_worlds_share_no_animal_and_no_place_with_the_others():
 def test_a_cue_goes_with_its_class_as_often_as_the_tie_says(name, tie):
     world = WORLDS[name]
     shares = world.shares(tie)
-
     assert shares.sum(1) == pytest.approx(np.ones(len(world.classes)))
     own = shares[np.arange(len(world.classes)), world.own_cues]
     assert own == pytest.approx(tie + (1 - tie) / len(world.cues))
@@ -182,31 +165,21 @@ def _part(classes, cues, each):
     return Part(labels, kinds, photos, np.zeros((len(labels), 1, 1, 1), np.float16))
 
 
-def test_the_weights_of_pictures_sum_to_the_shares_of_their_cells():
-    world = WORLDS["places"]
-    part = _part(4, 4, each=5)
-    weights = part.weights(world.shares(0.6))
-
-    assert weights.sum() == pytest.approx(1)
-    for label, cue in itertools.product(range(4), range(4)):
-        cell = weights[(part.labels == label) & (part.cues == cue)]
-        assert cell.sum() == pytest.approx(world.shares(0.6)[label, cue] / 4)
-
-
-def test_few_photos_leave_out_the_other_animals_and_keep_the_shares():
+@pytest.mark.parametrize(("photos", "left"), [({}, {"0", "1", "2"}), ({"photos": 2}, {"0", "1"})])
+def test_the_weights_of_pictures_sum_to_the_shares_of_their_cells(photos, left):
     shares = WORLDS["places"].shares(0.6)
     part = _part(4, 4, each=6)
-    weights = part.weights(shares, photos=2)
-
+    weights = part.weights(shares, **photos)
     assert weights.sum() == pytest.approx(1)
-    assert {photo for photo, weight in zip(part.photos, weights, strict=True) if weight} == {"0", "1"}
+    for label, cue in itertools.product(range(4), range(4)):
+        assert weights[(part.labels == label) & (part.cues == cue)].sum() == pytest.approx(shares[label, cue] / 4)
+    assert {photo for photo, weight in zip(part.photos, weights, strict=True) if weight} == left
 
 
 def test_the_folder_has_each_cue_by_its_share_and_no_picture_twice():
     world = WORLDS["two places"]
     part = _part(4, 2, each=75)
     rows = folder_rows(part, world.shares(1.0), seed=0)
-
     assert len(set(rows.tolist())) == len(rows) == 300
     assert (part.cues[rows] == world.own_cues[part.labels[rows]]).all()
 
@@ -221,7 +194,6 @@ def test_a_network_that_reads_only_the_place_loses_what_the_tie_gives():
             return torch.nn.functional.one_hot(maps[:, 0, 0, 0].long(), 4).float()
 
     measured = true_behaviour(ReadsPlace(), part, world, 0.8)
-
     assert measured["matched"] == pytest.approx(0.85)
     assert measured["redrawn"] == pytest.approx(0.25)
     assert (measured["own"], measured["others"], measured["worst_group"]) == (1, 0, 0)
@@ -230,7 +202,6 @@ def test_a_network_that_reads_only_the_place_loses_what_the_tie_gives():
 def test_no_photo_of_an_animal_is_in_two_parts(test_data):
     for name in ("elephant", "emu"):
         parts = [set(photos_of(test_data, name, part)) for part in PARTS]
-
         assert all(parts)
         assert all(first.isdisjoint(second) for first, second in itertools.combinations(parts, 2))
 
@@ -238,7 +209,6 @@ def test_no_photo_of_an_animal_is_in_two_parts(test_data):
 def test_a_composed_picture_shows_the_animal_where_its_cover_says(test_data):
     scenes = list(itertools.islice(compose(test_data, WORLDS["places"], "validate"), 8))
     again = next(compose(test_data, WORLDS["places"], "validate"))
-
     assert np.array_equal(scenes[0].picture, again.picture)
     for scene in scenes:
         assert isinstance(scene, Composed)

@@ -40,7 +40,6 @@ def test_scenes_have_every_class_and_a_truth_of_the_right_size(cause):
     scenes = draw(cause, COUNT, generator())
     shares = scenes.truths.double().mean((2, 3))
     least, most = {"background": (0.7, 0.97), "mark": (0.002, 0.009), "relation": (0.04, 0.14)}.get(cause, (0.01, 0.07))
-
     assert scenes.images.shape == (COUNT, 3, SIDE, SIDE)
     assert scenes.labels.unique().tolist() == list(range(CAUSES[cause]))
     assert least < shares.min() <= shares.max() < most
@@ -63,7 +62,6 @@ def test_nothing_outside_the_truth_has_the_class_s_colour(cause):
     vivid = pixels.amax(3) - pixels.amin(3) > 90
     named, _ = nearest(pixels.reshape(-1, 3))
     like_class = vivid & (named.reshape(COUNT, SIDE, SIDE) == scenes.labels[:, :, None])
-
     assert (like_class & ~scenes.truths[:, 0]).double().mean() < 2e-4
     assert (like_class & scenes.truths[:, 0]).sum() > 0.9 * scenes.truths.sum()
 
@@ -78,7 +76,6 @@ def test_the_relation_is_that_of_the_ball_to_the_square():
         for mask in (ball, square)
     )
     right, below = ball_column - square_column, ball_row - square_row
-
     assert torch.equal(torch.stack([-right, right, -below, below], 1).argmax(1), scenes.labels[:, 0])
     assert (truth == ball | square).double().mean() > 0.999
 
@@ -87,7 +84,6 @@ def test_a_texture_is_only_inside_the_truth():
     scenes = draw("texture", COUNT, generator())
     bright = scenes.images.float().amax(1)
     within = [bright[number][scenes.truths[number, 0]].std() for number in range(COUNT)]
-
     assert min(within) > 25
     # Rows differ between neighbours above each other, columns between neighbours beside each other.
     inside_down = scenes.truths[:, 0, 1:] & scenes.truths[:, 0, :-1]
@@ -104,7 +100,6 @@ def test_the_background_has_the_tint_of_its_class_and_the_objects_do_not_belong_
     mean = mean_inside(scenes, scenes.truths[:, 0])
     pixels = scenes.images.float()
     vivid = pixels.amax(1) - pixels.amin(1) > 130
-
     assert torch.equal(mean[tinted].argmax(1), scenes.labels[tinted, 0])
     assert (vivid & scenes.truths[:, 0]).double().mean() < 1e-3
     assert (vivid & ~scenes.truths[:, 0]).sum() > 0.5 * (~scenes.truths).sum()
@@ -113,7 +108,6 @@ def test_the_background_has_the_tint_of_its_class_and_the_objects_do_not_belong_
 @pytest.mark.parametrize("cause", PAIRS)
 def test_a_pair_shows_two_classes_apart(cause):
     scenes = draw(cause, COUNT, generator(), pair=True)
-
     assert (scenes.labels[:, 0] != scenes.labels[:, 1]).all()
     assert scenes.truths.any(2).any(2).all()
     assert not (scenes.truths[:, 0] & scenes.truths[:, 1]).any()
@@ -134,7 +128,6 @@ def test_the_other_figures_equal_their_definitions():
     truths[0, 0, 0], truths[0, 1, 3] = True, True
     heat = torch.zeros(1, 4, 4)
     heat[0, 0, 1] = heat[0, 2, 2] = 1.0
-
     assert share_of_maxima(heat, truths[:, 0]).tolist() == [0.5]
     assert right_of_two([heat, heat], truths).tolist() == [1.0, 0.0]
     assert right_of_two([0 * heat, heat], truths).tolist() == [0.5, 0.0]
@@ -164,7 +157,6 @@ def test_a_network_trains_and_is_measured(kind):
     judged = subject(network, cause, 2, generator())
     rows = measured_rows(judged, 1)
     by_method = {row["method"]: row for row in rows}
-
     assert 0 <= reached <= 1
     assert not network.training
     assert {"random", "gradcam", "eigencam", "scorecam"} <= set(by_method)

@@ -1,7 +1,5 @@
 """A few models of the zoo, tested with its script's functions, and proof that its checks can fail."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -19,35 +17,24 @@ def zoo() -> ModuleType:
     return import_module("scripts.zoo.zoo")
 
 
-def visited(zoo: ModuleType, source: str, model: str) -> dict[str, Any]:
-    entry = next(entry for entry in zoo.SOURCES[source]({}) if entry.model == model)
-    row: dict[str, Any] = zoo.visit(entry)
-    return row
-
-
 @pytest.mark.extended
-@pytest.mark.parametrize("model", ["mobilenet_v3_small", "squeezenet1_1"])
-def test_torchvision(zoo: ModuleType, model: str) -> None:
-    row = visited(zoo, "torchvision", model)
+@pytest.mark.parametrize(
+    ("source", "model"),
+    [
+        *(("torchvision", "mobilenet_v3_small"), ("torchvision", "squeezenet1_1")),
+        *(("timm", "test_vit"), ("timm", "test_convnext"), ("huggingface", "PvtV2ForImageClassification")),
+    ],
+)
+def test_models_of_each_source_are_right(zoo: ModuleType, source: str, model: str) -> None:
+    pytest.importorskip("transformers" if source == "huggingface" else source)
+    if source == "timm":
+        entry = import_module("scripts.zoo.zoo_models").timm_entry(model)
+    else:
+        entry = next(entry for entry in zoo.SOURCES[source]({}) if entry.model == model)
+    row = zoo.visit(entry)
     assert [seen["status"] for seen in row["seen"]] == ["right", "right"], row
     assert row["seen"][1]["place"] > 0.9
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("model", ["test_vit", "test_convnext"])
-def test_timm(zoo: ModuleType, model: str) -> None:
-    pytest.importorskip("timm")
-    row = zoo.visit(import_module("scripts.zoo.zoo_models").timm_entry(model))
-    assert [seen["status"] for seen in row["seen"]] == ["right", "right"], row
-    assert all(seen["place"] > 0.9 for seen in row["seen"] if seen["place"] is not None)
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("model", ["PvtV2ForImageClassification"])
-def test_hugging_face(zoo: ModuleType, model: str) -> None:
-    pytest.importorskip("transformers")
-    row = visited(zoo, "huggingface", model)
-    assert [seen["status"] for seen in row["seen"]] == ["right", "right"], row
+    assert all(seen["place"] > 0.9 for seen in row["seen"] if seen["place"] is not None), row
 
 
 class Patches(nn.Module):
