@@ -181,7 +181,8 @@ def refuse_pipe(path: Path, kind: type[InputError] = InputError) -> None:
     except (OSError, ValueError):
         return
     is_pipe = not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
-    refuse((is_pipe, f"{path} is a pipe or a device; save its contents to a file and pass that"), kind=kind)
+    if is_pipe:
+        raise kind(f"{path} is a pipe or a device; save its contents to a file and pass that")
 
 
 def whole_number(value: Any, what: str, least: int | None = None, kind: type[InputError] = InputError) -> int:

@@ -236,7 +236,8 @@ class Viewer:
         """
         target = self._contrasted(look)
         moves = "its boxes move if parts of the picture are hidden"
-        refuse((self.detects(look.model), f"methods cannot be compared on a detector: {moves}"))
+        if self.detects(look.model):
+            raise InputError(f"methods cannot be compared on a detector: {moves}")
         explainer = self._explainer(look.model, None, None)
         return camkit.compare(explainer, self.picture(look), target_layer=look.layer, target=target).sheet()
 

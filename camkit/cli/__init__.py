@@ -38,7 +38,6 @@ from camkit.errors import (
     brief,
     did_you_mean,
     own_place,
-    refuse,
     refusing_exit,
 )
 
@@ -171,10 +170,12 @@ def _refuse_mistakes(typed: Sequence[str]) -> None:
     for number, argument in enumerate(typed, start=1):
         is_empty = re.fullmatch(r"(--[\w-]+=)?", argument)
         where = argument[:-1] or f"argument {number}"
-        refuse((is_empty, f"{where} is empty; if it comes from a variable, set that variable"))
+        if is_empty:
+            raise InputError(f"{where} is empty; if it comes from a variable, set that variable")
     parent, words = (checks, typed[1:]) if typed[:1] == ["check"] else (app, typed)
     names = [name for name in parent if not name.startswith("-")]
     word = words[0] if words else ""
     if word not in names and re.fullmatch(r"\w([\w-]*\w)?", word) and not os.path.lexists(word):
         hint = "; did you mean '--help'?" if word == "help" else did_you_mean(word, names)
-        refuse((hint, f"{word!r} is neither a command nor a file{hint}"))
+        if hint:
+            raise InputError(f"{word!r} is neither a command nor a file{hint}")

@@ -26,7 +26,7 @@ from camkit.drawing import overlay
 from camkit.drawing.encode import encode
 from camkit.drawing.figure import Tile, contact_sheet, percent
 from camkit.drawing.text import GREY
-from camkit.errors import CamkitError, InputError, LayerError, ModelError, printable, refuse
+from camkit.errors import CamkitError, InputError, LayerError, ModelError, printable
 from camkit.images.files import (
     check_folder,
     names_file,
@@ -437,7 +437,8 @@ def describe_scene(out: Path) -> camkit.Words:
 
 def demo(*, out: Path, check: bool, words: bool) -> None:
     """Explain one plane with two networks, check both, or explain the words of the model that ships with camkit."""
-    refuse((check and words, "--check and --words are two demonstrations; pass one of them"))
+    if check and words:
+        raise InputError("--check and --words are two demonstrations; pass one of them")
     if check:
         from camkit.cli.check import demo as demo_check
 

@@ -19,7 +19,7 @@ from camkit.cli.explain import actors_of, events_into, load, on_cluster, refuse_
 from camkit.cli.options import OptionalModel
 from camkit.cli.terminal import TALK, emit, print_table, printer, say, stages
 from camkit.demo.scenes import labelled_scenes
-from camkit.errors import InputError, printable, refuse
+from camkit.errors import InputError, printable
 from camkit.images.files import check_folder, refuse_address, refuse_input, write_file
 from camkit.models import DEMO_MODELS
 from camkit.options import Data, Model
@@ -73,7 +73,8 @@ def init(data: Path | None, *, source: OptionalModel, file: Path, overwrite: boo
     """Write a config that fits the data."""
     instead = "name another file that ends in .toml, such as camkit.toml"
     is_toml = file.suffix == ".toml" and file.name != PROJECT_FILE
-    refuse((not is_toml, f"the config cannot be written to {file}; {instead}"))
+    if not is_toml:
+        raise InputError(f"the config cannot be written to {file}; {instead}")
     refuse_existing(file, "--file", overwrite=overwrite)
     model = {name: value for name, value in vars(source).items() if name != "trust_remote_code"}
     settings = _settings(data, model=model, **tables)
@@ -116,7 +117,8 @@ def mend(
     **tables: Any,
 ) -> int:
     """Train the last layer anew, or export the pictures to train on."""
-    refuse((export is not None and out is not None, "--export writes pictures and no weights; leave out --out"))
+    if export is not None and out is not None:
+        raise InputError("--export writes pictures and no weights; leave out --out")
     file = Path("mended.pth") if out is None else out
     target = file if export is None else export / "labels.csv"
     refuse_existing(target, "--out" if export is None else "--export", overwrite=overwrite)

@@ -108,7 +108,8 @@ def need_pictures(pictures: Sequence[object], example: str) -> None:
     Raises:
         InputError: there is none.
     """
-    refuse((not pictures, f"name at least one picture: camkit {example} --model resnet50"))
+    if not pictures:
+        raise InputError(f"name at least one picture: camkit {example} --model resnet50")
 
 
 def refuse_existing(file: Path, option: str, *, overwrite: bool) -> None:
@@ -118,7 +119,8 @@ def refuse_existing(file: Path, option: str, *, overwrite: bool) -> None:
         OutputError: it exists, and may not be replaced.
     """
     exists = f"{file} exists already; name another file with {option}, or pass --overwrite"
-    refuse((file.exists() and not overwrite, exists), kind=OutputError)
+    if file.exists() and not overwrite:
+        raise OutputError(exists)
 
 
 def mask_on_input(file: Path, pictures: Sequence[Path], preprocess: Preprocess | None) -> np.ndarray:
@@ -134,7 +136,8 @@ def mask_on_input(file: Path, pictures: Sequence[Path], preprocess: Preprocess |
     check_crop(preprocess, picture, prepare(picture, preprocess, str(pictures[0])).tensor)
     # A pixel of the model's input belongs to the mask if more than this share of it does
     inside = preprocess_region(mask, preprocess) > 0.5
-    refuse((not inside.any(), f"the object in {file} lies outside the part of the picture that the model sees"))
+    if not inside.any():
+        raise InputError(f"the object in {file} lies outside the part of the picture that the model sees")
     return inside.numpy()
 
 

@@ -75,7 +75,8 @@ class Common:
         Raises:
             InputError: ``quiet`` and ``verbose`` are both given.
         """
-        refuse((self.quiet and self.verbose, "--quiet and --verbose cannot be combined"))
+        if self.quiet and self.verbose:
+            raise InputError("--quiet and --verbose cannot be combined")
         vars(TALK).update(vars(self))
 
 
@@ -88,7 +89,8 @@ def refuse_fractions(_: App, __: tuple[str, ...], arguments: ArgumentCollection)
     for argument in arguments:
         for token in argument.tokens if int in (argument.hint, *get_args(argument.hint)) else ():
             is_whole = re.fullmatch(r"[+-]?\w+", token.value)
-            refuse((not is_whole, f"{token.keyword} takes a whole number, not {token.value}"))
+            if not is_whole:
+                raise InputError(f"{token.keyword} takes a whole number, not {token.value}")
 
 
 def numbers(name: str, text: str) -> tuple[float, ...]:
@@ -185,14 +187,16 @@ class TargetOptions:
         """Return the numbers in an option that takes them in this form."""
         option, text = name.replace("_", "-"), getattr(self, name)
         found = numbers(option, text)
-        refuse((len(found) != len(form.split(",")), f"--{option} takes {form}, not {text!r}"))
+        if len(found) != len(form.split(",")):
+            raise InputError(f"--{option} takes {form}, not {text!r}")
         return found
 
     def _direction_target(self) -> Target:
         """Return a target for one number of the output, by default the first."""
         first, *others = self.target or ["0"]
         one_number = "--direction explains one number of the output, so --target takes one index"
-        refuse((others or not first.isdecimal(), one_number))
+        if others or not first.isdecimal():
+            raise InputError(one_number)
         return camkit.targets.direction("+" if self.direction == "up" else "-", int(first))
 
     def _class_target(self, name: str, mask: np.ndarray | None) -> TargetLike:
@@ -225,7 +229,8 @@ _ALONE: dict[str, Callable[[TargetOptions], TargetLike | list[TopTarget]]] = {
 def _size(name: str, text: str) -> int | list[int]:
     sides = text.lower().split("x")
     is_size = all(side.isdecimal() for side in sides) and len(sides) <= 2
-    refuse((not is_size, f"--{name} takes a side in pixels, or height x width as in 224x336, not {text!r}"))
+    if not is_size:
+        raise InputError(f"--{name} takes a side in pixels, or height x width as in 224x336, not {text!r}")
     return int(sides[0]) if len(set(sides)) == 1 else [int(side) for side in sides]
 
 
@@ -363,7 +368,8 @@ def fill_in(_: App, commands: tuple[str, ...], arguments: ArgumentCollection) ->
 
         instead = f"that you did not name; if you trust this code, pass --config {file}"
         is_code = f"the model in {file} is Python code ({model}), and camkit does not run code from a config {instead}"
-        refuse((runs_code(model), is_code))
+        if runs_code(model):
+            raise InputError(is_code)
     if not options["--quiet"].tokens:
         here = "" if named else " in this folder; to use another, pass --config FILE"
         say(f"using the config {file}{here}")

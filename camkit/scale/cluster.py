@@ -145,7 +145,8 @@ class Pool(NamedTuple):
             InputError: a number is invalid, or no actor fits.
         """
         wrong = cpus <= 0 or (gpus is not None and gpus < 0) or (actors is not None and actors < 1)
-        refuse((wrong, f"actors, cpus and gpus must be positive, not {actors}, {cpus} and {gpus}"))
+        if wrong:
+            raise InputError(f"actors, cpus and gpus must be positive, not {actors}, {cpus} and {gpus}")
         resources = import_ray().cluster_resources()
         cores, devices = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
         gpus = float(devices >= 1) if gpus is None else float(gpus)
@@ -157,7 +158,8 @@ class Pool(NamedTuple):
         each = f"{gpus or cpus:g} {'GPUs' if gpus else 'cores'} each"
         beside = f"; reading takes {spared} cores" if spared else ""
         has = f"the cluster has {cores:g} cores and {devices:g} GPUs"
-        refuse((room < pool.actors, f"{has}, too few for {pool.actors} actors with {each}{beside}"))
+        if room < pool.actors:
+            raise InputError(f"{has}, too few for {pool.actors} actors with {each}{beside}")
         return pool
 
     @property
@@ -294,7 +296,8 @@ class _Actor:
         there, here = ({name: made[name] for name in parts} for made in (cluster.made_with, fingerprint(loaded)))
         different = differences(there, here)
         node = f"the node {socket.gethostname()} has another {different} than the machine that started the job"
-        refuse((different, f"{node}; give all nodes the same files, or pass the model itself"), kind=ModelError)
+        if different:
+            raise ModelError(f"{node}; give all nodes the same files, or pass the model itself")
         work: Work = begin(loaded)
         return work
 
@@ -341,7 +344,8 @@ def _pictures(batch: Mapping[str, np.ndarray], unread: list[Failure]) -> Iterato
     """Yield the file of each picture, or the picture; note those that cannot be read."""
     column = next((name for name in ("bytes", "image", "path") if name in batch), "")
     needed = "camkit needs 'path', 'bytes' or 'image' with the pictures"
-    refuse((not column, f"the dataset has the columns {', '.join(batch)}; {needed}"))
+    if not column:
+        raise InputError(f"the dataset has the columns {', '.join(batch)}; {needed}")
     if column == "path":
         yield from map(str, batch["path"])
         return
@@ -395,7 +399,8 @@ def _refuse_unreachable(address: str) -> None:
     named = re.fullmatch(r"(?:ray://)?\[?([^/]+?)\]?:(\d+)", address)
     is_own = address in ("auto", "local")  # Ray's own names for the cluster that runs here, and for a new one
     wrong = f"{address!r} is not the address of a Ray cluster; pass auto, host:port or ray://host:port"
-    refuse((named is None and not is_own, wrong))
+    if named is None and not is_own:
+        raise InputError(wrong)
     if named is not None:
         said = f"no Ray cluster answers at {address}: "
         with as_error(InputError, lambda error: f"{said}{getattr(error, 'strerror', None) or error}"):

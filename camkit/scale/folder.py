@@ -26,7 +26,7 @@ from camkit.drawing.figure import Caption, ColourScale, compose, fitted, side_wi
 from camkit.drawing.overlay import limited, render
 from camkit.engine.passes import cores_of_a_pass
 from camkit.engine.streams import Task, in_order
-from camkit.errors import CamkitError, ImageError, OutputError, RunError, TargetError, advice, as_error, refuse
+from camkit.errors import CamkitError, ImageError, InputError, OutputError, RunError, TargetError, advice, as_error
 from camkit.explaining.explainer import explain_many
 from camkit.explaining.explanation import Explanation
 from camkit.images.files import names_file, write_picture
@@ -219,7 +219,8 @@ class Run(Iterator[Result], AbstractContextManager["Run"]):
         """Explain a video and draw it; of a model of clips, the frames that the model saw."""
         video = str(found.path)
         try:
-            refuse((self._job.has_several_targets, f"{video} is a video, and a video shows one target"))
+            if self._job.has_several_targets:
+                raise InputError(f"{video} is a video, and a video shows one target")
             # The most frames in one pass. A frame stays in memory until it is drawn, and a 4K frame takes 25 MB.
             explained = functools.partial(self._here, batch_size=min(self._batch_size, 8))
             return (_draw_clip if self._is_clip else _draw_video)(found, self._job, explained)
@@ -280,7 +281,8 @@ def _finished(
 def _draw_clip(found: FoundPicture, job: Job, explained: Stream) -> Written:
     """Explain a video with a model of clips, and draw the frames that the model saw, as an MP4 file and as a sheet."""
     leave_out = advice("leave out every", "leave out --every")
-    refuse((job.how.every > 1, f"a model of clips chooses the frames itself; {leave_out}"))
+    if job.how.every > 1:
+        raise InputError(f"a model of clips chooses the frames itself; {leave_out}")
     (row,) = explained([found.path])
     if isinstance(row, Failure):
         raise row.error

@@ -12,7 +12,7 @@ from typing import Any
 
 from camkit.drawing.encode import JPEG_SUFFIXES
 from camkit.drawing.figure import ColourScale
-from camkit.errors import OutputError, advice, refuse
+from camkit.errors import InputError, OutputError, advice, refuse
 from camkit.explaining.explanation import Explanation
 from camkit.images.files import check_folder, is_drawing, names_file, refuse_input, refuse_other_file
 from camkit.images.listing import FoundPicture, Pictures
@@ -126,7 +126,8 @@ class Job:
             )
             refuse_input(self.out, first)
             other = "the format of the drawing; choose another name or format"
-            refuse((video is None and suffix not in of_format, f"{self.out} does not end in .{how.format}, {other}"))
+            if video is None and suffix not in of_format:
+                raise InputError(f"{self.out} does not end in .{how.format}, {other}")
         check_folder(self.folder)
 
     @property
@@ -189,7 +190,8 @@ class Job:
             return free_file(Path(), name, words, suffix, overwrite=True)
         file = free_file(self.out, name, words, suffix, overwrite=self.how.overwrite)
         is_input = os.path.lexists(file) and file in self.pictures
-        refuse((is_input, f"{file} is itself a picture or video to explain; choose another folder"), kind=OutputError)
+        if is_input:
+            raise OutputError(f"{file} is itself a picture or video to explain; choose another folder")
         return file
 
     @property
@@ -227,7 +229,8 @@ def free_file(out: Path, name: Path, words: Sequence[str], suffix: str = ".png",
     file = out if names_file(out) else out / name.parent / f"{'.'.join([name.name, *words])}{suffix}"
     is_foreign = not overwrite and os.path.lexists(file) and not is_drawing(file)
     instead = "name another file or folder, or pass " + advice("overwrite=True", "--overwrite")
-    refuse((is_foreign, f"{file} exists already, and camkit did not draw it; {instead}"), kind=OutputError)
+    if is_foreign:
+        raise OutputError(f"{file} exists already, and camkit did not draw it; {instead}")
     return file
 
 

@@ -34,7 +34,6 @@ from camkit.errors import (
     brief,
     from_cell,
     optional,
-    refuse,
     refuse_pipe,
     text_of,
 )
@@ -139,14 +138,16 @@ class Table(AbstractContextManager["Table"]):
         is_folder, file = self._form.is_folder, _store_of(path)
         is_other_kind = os.path.lexists(path) and path.is_dir() != is_folder
         other_kind = f"{path} is a {'file' if is_folder else 'folder'}; choose another name"
-        refuse((is_other_kind, other_kind), kind=OutputError)
+        if is_other_kind:
+            raise OutputError(other_kind)
         try:
             (path if is_folder else path.parent).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(f"cannot write {path}: {why_unwritable(path, error)}") from error
         exists = f"{path} exists already; pass {advice('resume=True', '--resume')} to continue it, or "
         exists += f"{advice('overwrite=True', '--overwrite')} to replace it"
-        refuse((not (resume or overwrite) and (self._form.files() or file.exists()), exists), kind=OutputError)
+        if not (resume or overwrite) and (self._form.files() or file.exists()):
+            raise OutputError(exists)
         instead = "choose another " + advice(
             "table, or replace this one with overwrite=True and without resume=True",
             "--table, or replace this one with --overwrite and without --resume",
@@ -156,9 +157,10 @@ class Table(AbstractContextManager["Table"]):
         if resume and not file.exists() and self._form.files():
             about = self._form.about()
             different = differences(about.get("fingerprint", {}), made_with)
-            refuse(
-                (different, f"{path} cannot be continued: it was made with different settings ({different}); {instead}")
-            )
+            if different:
+                raise InputError(
+                    f"{path} cannot be continued: it was made with different settings ({different}); {instead}"
+                )
             start, folder = map(_for_store, self._form.rows()), about.get("folder", "")
         self._store = Store(file, made_with, resume=resume, start=start, folder=folder, instead=instead)
         self._finished: dict[bytes, bool] = {}
@@ -230,7 +232,8 @@ def _checksum(name: str) -> bytes:
 def _form_of(path: Path) -> _Parquet | _Csv:
     suffix = path.suffix.lower()
     wrong = f"{str(path)!r} is not the name of a table; choose a name ending in .parquet or .csv"
-    refuse((suffix not in (".parquet", ".csv"), wrong))
+    if suffix not in (".parquet", ".csv"):
+        raise InputError(wrong)
     return _Csv(path) if suffix == ".csv" else _Parquet(path)
 
 
@@ -389,7 +392,8 @@ class Bundle:
         check_folder(folder)
         is_used = not overwrite and folder.is_dir() and any(folder.iterdir())
         instead = advice("overwrite=True", "--overwrite")
-        refuse((is_used, f"{folder} is not empty; name another folder, or pass {instead}"), kind=OutputError)
+        if is_used:
+            raise OutputError(f"{folder} is not empty; name another folder, or pass {instead}")
         self._folder, self._made_with = folder, made_with
         self._rows: list[dict[str, Any]] = []
         self._failures: list[dict[str, str]] = []
