@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from networks import Net
 from PIL import Image
 from refusals import refused
-from tiers import represented_by
+from tiers import Extra, represented_by
 from tiny_models import gradient_times_activation, saved_once, tokenizer_of_letters
 from torch import Tensor, nn
 
@@ -25,6 +26,7 @@ from camkit.errors import TargetError
 from camkit.metrics import Evaluator
 from camkit.models import load_model
 
+t = Extra("transformers")
 PLANE = camkit.scenes.scene_paths()["plane-sky"]
 NAMES = {0: "wall", 1: "cat", 2: "dog"}
 LABELS = {"id2label": NAMES, "label2id": {name: index for index, name in NAMES.items()}}
@@ -47,13 +49,12 @@ LAYERS = {
 }
 
 
-def swin(t: Any) -> Any:
+def swin() -> Any:
     return t.SwinConfig(embed_dim=8, depths=[1, 1, 1, 1], num_heads=[2] * 4, image_size=64, **STAGES)
 
 
 def made(family: str, folder: Path) -> tuple[Any, Any]:
     """Return a tiny random network of a family and its image processor; a tokenizer goes into the folder."""
-    t = pytest.importorskip("transformers")
     torch.manual_seed(0)
     size = {"size": {"height": 64, "width": 96}}
     if family == "segformer":
@@ -75,16 +76,16 @@ def made(family: str, folder: Path) -> tuple[Any, Any]:
             **few,
         )  # fmt: skip
         config = t.MaskFormerConfig(
-            backbone_config=swin(t), decoder_config=decoder, fpn_feature_size=32, mask_feature_size=32, **LABELS
+            backbone_config=swin(), decoder_config=decoder, fpn_feature_size=32, mask_feature_size=32, **LABELS
         )
         return t.MaskFormerForInstanceSegmentation(config), t.MaskFormerImageProcessor(**size)
     if family == "mask2former":
-        config = t.Mask2FormerConfig(backbone_config=swin(t), feature_size=32, hidden_dim=32, **QUERIES, **LABELS)
+        config = t.Mask2FormerConfig(backbone_config=swin(), feature_size=32, hidden_dim=32, **QUERIES, **LABELS)
         return t.Mask2FormerForUniversalSegmentation(config), t.Mask2FormerImageProcessor(**size)
     few = {name: value for name, value in QUERIES.items() if name != "mask_feature_size"}
     texts = {"task_seq_len": 8, "text_encoder_width": 16, "text_encoder_num_layers": 1, "text_encoder_vocab_size": 64}
     config = t.OneFormerConfig(
-        backbone_config=swin(t), hidden_dim=32, conv_dim=32, mask_dim=32, query_dec_layers=1, **few, **texts, **LABELS
+        backbone_config=swin(), hidden_dim=32, conv_dim=32, mask_dim=32, query_dec_layers=1, **few, **texts, **LABELS
     )
     names = {str(index): {"name": name, "isthing": 1} for index, name in NAMES.items()}
     (folder / "classes.json").write_text(json.dumps(names))
@@ -94,7 +95,6 @@ def made(family: str, folder: Path) -> tuple[Any, Any]:
 
 
 def of_depths(family: str) -> tuple[Any, Any]:
-    t = pytest.importorskip("transformers")
     torch.manual_seed(0)
     if family == "dpt":
         config = t.DPTConfig(
@@ -134,7 +134,6 @@ def by_queries(output: Any) -> Tensor:
 @pytest.mark.extended
 @pytest.mark.parametrize("family", represented_by("segformer", "maskformer", among=FAMILIES))
 def test_a_class_is_explained_where_its_library_finds_it(saved, family):
-    t = pytest.importorskip("transformers")
     folder, layer = saved(family), LAYERS[family]
     picture = Image.open(PLANE).convert("RGB").resize((150, 100))
 
@@ -184,7 +183,6 @@ def test_camkit_chooses_a_layer_of_a_segmentation_network(saved, family):
 @pytest.mark.extended
 @pytest.mark.parametrize("family", represented_by("dpt", among=["dpt", "depth_anything"]))
 def test_the_mean_depth_of_a_region_is_explained(saved, family):
-    t = pytest.importorskip("transformers")
     picture, layer = Image.open(PLANE).convert("RGB").resize((160, 80)), "neck.fusion_stage.layers.1"
     loaded = load_model(str(saved(family)), device="cpu")
 
@@ -215,23 +213,20 @@ def test_the_mean_depth_of_a_region_is_explained(saved, family):
     assert np.allclose(far.raw, -near.raw)
 
 
-class Depth(nn.Module):
-    """Returns the depth of each pixel."""
+def depth_net() -> Net:
+    """Return a network of the depth of each pixel."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.maps, self.depth = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 1, 1)
+    def run(net: Net, pictures: Tensor) -> dict[str, Tensor]:
+        return {"predicted_depth": net.depth(net.maps(pictures).relu())[:, 0]}
 
-    def forward(self, picture: Tensor) -> dict[str, Tensor]:
-        return {"predicted_depth": self.depth(self.maps(picture).relu())[:, 0]}
+    return Net(run, maps=nn.Conv2d(3, 8, 3, 2, 1), depth=nn.Conv2d(8, 1, 1))
 
 
 def test_a_region_of_a_photo_is_the_same_place_for_maps_and_their_measures():
     def smaller(picture: Image.Image) -> Tensor:
         return torch.from_numpy(np.array(picture.convert("RGB").resize((32, 24)))).permute(2, 0, 1) / 255
 
-    net, photo = Depth().eval(), Image.open(PLANE).convert("RGB").resize((160, 96))
+    net, photo = depth_net(), Image.open(PLANE).convert("RGB").resize((160, 96))
     explainer = camkit.Explainer(net, "maps", method="gradcam", preprocess=smaller)
     target = targets.region(90, 40, 150, 90)
     row = explainer(photo, target)
@@ -270,7 +265,7 @@ def test_a_region_without_an_area_or_a_map_is_refused():
     with refused("not a map of numbers", TargetError):
         camkit.explain("demo-fair", PLANE, target=targets.region())
     with refused("outside the part", TargetError):
-        camkit.explain(Depth(), torch.rand(3, 32, 32), target=targets.region(500, 500, 600, 600))
+        camkit.explain(depth_net(), torch.rand(3, 32, 32), target=targets.region(500, 500, 600, 600))
 
 
 # --- what a point or a box names
@@ -281,7 +276,6 @@ PROMPTABLE = ["sam", "sam_hq", "sam2"]
 
 def made_promptable(family: str) -> tuple[Any, Any]:
     """Return a tiny random network of a family and its image processor."""
-    t = pytest.importorskip("transformers")
     torch.manual_seed(0)
     decoder = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_dim": 32}
     decoder |= {"iou_head_hidden_dim": 16}
