@@ -399,14 +399,6 @@ def test_a_shell_explains_what_a_point_or_a_box_names(saved: Any, picture: Path,
         assert error.count("\n") == 1
 
 
-@pytest.mark.extended
-def test_a_network_as_an_object_says_to_pass_its_name():
-    network, _ = made_promptable("sam")
-    for target in (None, targets.mask_at(3, 4)):
-        with refused("hf:NAME", TargetError):
-            camkit.explain(network.eval(), torch.rand(3, SIDE, SIDE), target=target)
-
-
 def test_points_are_finite_boxes_have_an_area_and_the_network_cuts_something_out():
     with refused("such as SAM", TargetError):
         camkit.explain("demo-fair", torch.rand(3, 96, 96), target=targets.mask_at(3, 4))

@@ -188,29 +188,14 @@ def test_weights_saved_without_the_auxiliary_heads_are_enough(tmp_path):
     assert all(torch.equal(module.state_dict()[key], value) for key, value in kept.items())
 
 
-def cast_to(dtype: torch.dtype) -> dict[str, Tensor]:
-    return {key: value.to(dtype) if value.is_floating_point() else value for key, value in demo_state().items()}
-
-
 @pytest.mark.parametrize("save", [torch.save, save_file])
-@pytest.mark.parametrize(
-    "dtype", represented_by(
-        torch.int8, torch.complex64, torch.float8_e4m3fn,
-        among=[torch.int8, torch.uint8, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn],
-    )
-)  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.int8, torch.complex64, torch.float8_e4m3fn])
 def test_weights_of_a_type_that_needs_scales_are_refused(tmp_path, dtype, save):
-    save(cast_to(dtype), tmp_path / "w.pth")
+    state = demo_state().items()
+    save({key: value.to(dtype) if value.is_floating_point() else value for key, value in state}, tmp_path / "w.pth")
 
     with refused(f"{dtype} for 'features.0.0.weight'"):
         load_model("demo-fair", tmp_path / "w.pth", "cpu")
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_weights_of_another_floating_point_type_are_rounded(tmp_path, dtype):
-    torch.save(cast_to(dtype), tmp_path / "w.pth")
-
-    assert same_weights(load_model("demo-fair", tmp_path / "w.pth", "cpu").module, cast_to(dtype))
 
 
 @pytest.mark.parametrize(
@@ -519,11 +504,7 @@ def test_a_model_with_reentrant_checkpointing_is_one_sentence(picture, part, lay
         camkit.explain(net, picture, layer)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning")
-def test_modules_that_cannot_be_explained_or_moved_are_one_sentence(picture):
-    for script in (torch.jit.script, lambda net: torch.jit.trace(net, torch.zeros(1, 3, 8, 8))):
-        with refused("TorchScript"):
-            camkit.explain(script(Tiny().eval()), picture)
+def test_modules_on_another_device_are_one_sentence(picture):
     for model in (Tiny(), load_model("demo-fair", device="cpu")):
         with refused(r"model\.to\("):
             camkit.explain(model, picture, device="meta")
@@ -533,14 +514,6 @@ def test_modules_that_cannot_be_explained_or_moved_are_one_sentence(picture):
 def test_a_model_without_parameters_works(picture):
     net = Net(lambda net, images: net.cells(images.relu()).sum((2, 3)), cells=nn.AvgPool2d(8))
     assert camkit.explain(net, picture, "cells").status == "ok"
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_the_input_takes_the_models_own_precision(picture, dtype):
-    explanation = camkit.explain(Tiny().to(dtype), picture, "features")
-
-    assert explanation.raw.dtype == "float32"
-    assert explanation.status in ("ok", "no_positive_evidence")
 
 
 def test_a_model_file_that_ends_the_program_is_refused(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import functools
 import json
 import math
 import re
-from collections import OrderedDict, namedtuple
+from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -26,7 +26,6 @@ from camkit.errors import CamkitError, TargetError
 from camkit.targets import ClassTarget, Scores, Target, logits_of, top
 
 LABELS = ("cat", "dog", "hot dog", "Crane", "5")
-IMAGENET = tuple(torchvision.models.ResNet18_Weights.DEFAULT.meta["categories"])
 
 
 def classifier(classes: int = 5, answer: Callable[[Tensor], Any] = lambda logits: logits) -> Net:
@@ -95,14 +94,6 @@ def test_a_label_is_found_whatever_its_case_and_the_exact_one_first(net, images,
     assert (found.target, found.label) == (index, labels[index])
 
 
-def test_imagenets_cardigan_the_dog_and_the_jacket_are_told_apart_by_case_alone():
-    assert t.as_targets("Cardigan", IMAGENET) == [ClassTarget(264)]
-    assert t.as_targets("cardigan", IMAGENET) == [ClassTarget(474)]
-    for label, said in (("CARDIGAN", "264 and 474"), ("chikadee", "'chickadee'")):
-        with refused(said, TargetError):
-            t.as_targets(label, IMAGENET)
-
-
 NO_CLASSES: list[Any] = [
     True, False, np.bool_(True), 1.0, np.float64(2), 1j, b"dog", object(), {"dog": 1}, {1, 2}, np.array([1, 2]),
     torch.tensor(2.0), torch.tensor([1, 2]), torch.tensor(True),
@@ -163,14 +154,9 @@ def test_a_function_scores_the_output_and_its_map_is_that_of_its_formula(net, im
     assert np.allclose(found[0].raw, first - second, atol=1e-6)
 
 
-class First:
-    def __call__(self, output: Tensor) -> Tensor:
-        return output[:, 0]
-
-
 @pytest.mark.parametrize(
     "function",
-    [lambda out: out[:, 0], functools.partial(lambda out, index: out[:, index], index=0), First(), ClassTarget(0)],
+    [lambda out: out[:, 0], functools.partial(lambda out, index: out[:, index], index=0), ClassTarget(0)],
 )
 def test_functions_without_a_name_and_target_objects(net, images, function):
     found = explain(net, images[0], function)
@@ -178,31 +164,6 @@ def test_functions_without_a_name_and_target_objects(net, images, function):
     assert found.score == pytest.approx(float(logits(net, images)[0, 0]), abs=1e-5)
     assert isinstance(found.name, str)
     assert found.name
-
-
-@pytest.mark.parametrize(
-    ("function", "seen"),
-    [
-        (lambda out: out, r"\(3, 5\)"),
-        (lambda out: out[:, :1], r"\(3, 1\)"),
-        (lambda out: out.sum(), r"\(\)"),
-        (lambda out: out.argmax(1), r"\(3,\)"),
-        (lambda out: None, "NoneType"),
-    ],
-)
-@pytest.mark.parametrize("layer", ["features", None])
-def test_a_function_of_the_wrong_form_says_what_it_returned(net, images, function, seen, layer):
-    with refused(rf"{seen}.*\(3,\)", TargetError):
-        camkit.explain(net, images, layer, target=function)
-
-
-@pytest.mark.parametrize("layer", ["features", None])
-def test_an_exception_of_the_function_passes_through(net, images, layer):
-    def broken(output: Tensor) -> Tensor:
-        raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        camkit.explain(net, images, layer, target=broken)
 
 
 # --- several targets --------------------------------------------------------------------------------------------------
@@ -313,12 +274,7 @@ def test_a_subclass_of_target_is_a_target_wherever_targets_are_taken(net, images
     assert held.score == pytest.approx(expected[0].item(), abs=1e-6)
 
 
-MAKERS = [
-    name for name in camkit.targets.__all__ if name.islower() and name not in ("as_targets", "describe", "logits_of")
-]
-
-
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", ["top", "box"])
 def test_a_function_of_the_module_in_place_of_its_result_is_one_sentence(net, images, name):
     with refused(f"target is the function {name}; call it", TargetError):
         explain(net, images, getattr(camkit.targets, name))
@@ -451,14 +407,12 @@ def test_every_label_of_a_model_that_ends_in_a_sigmoid_has_its_own_probability(i
     assert [row.probability for row in found] == pytest.approx([row.probability for row in expected], abs=1e-6)
 
 
-class ModelOutput(OrderedDict):
+class ModelOutput(dict):
     """A dictionary whose entries are attributes too, as Hugging Face returns."""
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError as error:
-            raise AttributeError(name) from error
+    def __init__(self, **entries: Any) -> None:
+        super().__init__(entries)
+        vars(self).update(entries)
 
 
 Outputs = namedtuple("Outputs", ["logits", "aux_logits"])
@@ -538,24 +492,6 @@ def test_an_output_that_may_be_read_in_several_ways_is_a_question(images, case, 
     answer, seen = SEVERAL_READINGS[case]
     with refused(seen, TargetError):
         camkit.explain(cells(answer), images[0], target=target)
-
-
-def test_the_output_named_out_is_explained(images):
-    nets = cells(lambda maps: {"out": maps, "aux": maps * 2}), cells(lambda maps: maps)
-
-    found, expected = (camkit.explain(net, images[0], target=1) for net in nets)
-
-    assert np.array_equal(found.raw, expected.raw)
-
-
-def test_a_chosen_output_answers_the_question(images):
-    net = cells(lambda maps: (maps[:, :1], maps[:, 1:2]))
-
-    found = camkit.explain(net, images[0], output=1)
-
-    edge = net(images[:1])[1][0, 0].detach()
-    inside = edge > 0 if bool((edge > 0).any()) else torch.ones_like(edge, dtype=torch.bool)
-    assert found.score == pytest.approx(float(edge[inside].mean()), abs=1e-6)
 
 
 # --- the activation ---------------------------------------------------------------------------------------------------
