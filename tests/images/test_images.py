@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from networks import Net
+from networks import Net, features_and_head
 from PIL import Image, ImageCms, ImageFile, ImageOps, PngImagePlugin
 from refusals import refused
 from tiers import represented_by, rows_represented
@@ -40,18 +40,6 @@ SQUASH = transforms.Compose([transforms.Resize((SIDE, SIDE)), transforms.ToTenso
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 
 
-class TinyNet(nn.Module):
-    """Takes any size of at least 4 x 4."""
-
-    def __init__(self, channels: int = 3) -> None:
-        super().__init__()
-        self.features = nn.Sequential(nn.Conv2d(channels, 6, 3, stride=2, padding=1), nn.ReLU())
-        self.head = nn.Linear(6, 4)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.features(images).mean((2, 3)))
-
-
 def red_net(mean: Tensor, std: Tensor) -> Net:
     """Its one score is how much red there is, summed over cells of 4 x 4 pixels: its map is where the red is."""
     redness, mix = nn.Conv2d(3, 1, 1), torch.tensor([1.0, -0.5, -0.5])
@@ -63,9 +51,8 @@ def red_net(mean: Tensor, std: Tensor) -> Net:
 
 
 @pytest.fixture
-def net() -> TinyNet:
-    torch.manual_seed(0)
-    return TinyNet().eval()
+def net() -> Net:
+    return features_and_head()
 
 
 ROWS, COLUMNS = np.mgrid[0:40, 0:56]
@@ -259,7 +246,7 @@ def test_a_tensor_is_used_as_it_is_and_a_batch_is_taken_apart(net):
 
 
 def test_a_tensor_of_four_channels_has_no_picture_but_a_map():
-    explanation = camkit.explain(TinyNet(4).eval(), torch.randn(4, 20, 24), "features")
+    explanation = camkit.explain(features_and_head(channels=4), torch.randn(4, 20, 24), "features")
 
     assert explanation.picture is None
     assert explanation.overlay().shape == (20, 24, 3)
@@ -731,7 +718,7 @@ def test_the_box_of_the_callers_own_preprocessing(case, size):
     real += 20 * np.random.default_rng(0).standard_normal(real.shape)
 
     for picture in (Image.new("RGB", size), Image.fromarray(real.clip(0, 255).astype(np.uint8))):
-        explanation = camkit.explain(TinyNet(), picture, "features", preprocess=preprocess)
+        explanation = camkit.explain(features_and_head(), picture, "features", preprocess=preprocess)
 
         assert explanation.box == pytest.approx(expected(size), abs=2)
         assert explanation.picture.shape == (size[1], size[0], 3)
@@ -774,7 +761,7 @@ def test_a_preprocessing_that_crops_by_content_is_drawn_on_the_models_input(case
         picture.paste((250, 160, 20), (30, 40, 55, 90))
     preprocess = to_v1(crop, transforms.Resize((96, 96)))
     assert crop(picture).size != picture.size
-    explainer = camkit.Explainer(TinyNet(), "features", preprocess=preprocess)
+    explainer = camkit.Explainer(features_and_head(), "features", preprocess=preprocess)
 
     for _ in range(2):
         explanation = explainer(picture)
@@ -864,7 +851,9 @@ TWISTED = {
 
 @pytest.mark.parametrize("case", represented_by("mirrored", "turned by 5 degrees", "sheared", among=TWISTED))
 def test_other_changes_than_resize_and_crop_give_no_box_rather_than_a_wrong_one(case):
-    explanation = camkit.explain(TinyNet(), Image.new("RGB", (500, 400)), "features", preprocess=TWISTED[case])
+    explanation = camkit.explain(
+        features_and_head(), Image.new("RGB", (500, 400)), "features", preprocess=TWISTED[case]
+    )
 
     assert explanation.box is None
     assert explanation.picture.shape[:2] == explanation.heatmap.shape
@@ -885,7 +874,7 @@ def test_a_random_preprocessing_gives_no_box_rather_than_another_draws(case, see
     torch.manual_seed(seed)
     preprocess, size = RANDOM[case], (500, 401 + seed)
 
-    box = camkit.explain(TinyNet(), framed("black", 0).resize(size), "features", preprocess=preprocess).box
+    box = camkit.explain(features_and_head(), framed("black", 0).resize(size), "features", preprocess=preprocess).box
 
     if box is not None and case == "colours jittered":
         assert box == pytest.approx(centre(size, min(size) * 0.875), abs=2)
@@ -987,6 +976,6 @@ def test_without_a_box_the_heat_is_drawn_on_the_models_own_input():
 
 @pytest.mark.extended
 def test_a_large_photo_with_the_callers_own_preprocessing_keeps_its_box():
-    box = camkit.explain(TinyNet(), Image.new("RGB", (6000, 4000)), "features", preprocess=SQUASH).box
+    box = camkit.explain(features_and_head(), Image.new("RGB", (6000, 4000)), "features", preprocess=SQUASH).box
 
     assert box == pytest.approx((0, 0, 6000, 4000), abs=20)

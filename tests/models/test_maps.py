@@ -277,41 +277,33 @@ PROMPTABLE = ["sam", "sam_hq", "sam2"]
 def made_promptable(family: str) -> tuple[Any, Any]:
     """Return a tiny random network of a family and its image processor."""
     torch.manual_seed(0)
+    size = {"height": SIDE, "width": SIDE}
+    prompts = {"hidden_size": 16, "image_size": SIDE, "mask_input_channels": 4}
     decoder = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_dim": 32}
-    decoder |= {"iou_head_hidden_dim": 16}
-    prompts = {"hidden_size": 16, "image_size": SIDE, "patch_size": 8, "mask_input_channels": 4}
+    parts: dict[str, Any] = {"mask_decoder_config": decoder | {"iou_head_hidden_dim": 16}}
     if family == "sam2":
-        stages = {"blocks_per_stage": [1, 1, 2], "embed_dim_per_stage": [8, 16, 32]}
-        stages |= {"num_attention_heads_per_stage": [1, 2, 4], "window_size_per_stage": [4, 4, 4]}
-        trunk = t.Sam2HieraDetConfig(
-            hidden_size=8, num_attention_heads=1, image_size=[SIDE, SIDE], num_query_pool_stages=2,
-            global_attention_blocks=[3],
-            window_positional_embedding_background_size=[4, 4], **stages,
-        )  # fmt: skip
-        vision = t.Sam2VisionConfig(
-            backbone_config=trunk, backbone_channel_list=[32, 16, 8], fpn_hidden_size=16,
-            backbone_feature_sizes=[[16, 16], [8, 8], [4, 4]], num_feature_levels=3, fpn_top_down_levels=[1, 2],
-        )  # fmt: skip
-        parts = t.Sam2PromptEncoderConfig(**prompts | {"patch_size": 16}), t.Sam2MaskDecoderConfig(**decoder)
-        model = t.Sam2Model(
-            t.Sam2Config(vision_config=vision, prompt_encoder_config=parts[0], mask_decoder_config=parts[1])
-        )
-        return model, t.Sam2ImageProcessor(size={"height": SIDE, "width": SIDE})
+        trunk = {
+            "hidden_size": 8, "num_attention_heads": 1, "image_size": [SIDE, SIDE], "num_query_pool_stages": 2,
+            "blocks_per_stage": [1, 1, 2], "embed_dim_per_stage": [8, 16, 32], "window_size_per_stage": [4] * 3,
+            "global_attention_blocks": [3], "num_attention_heads_per_stage": [1, 2, 4],
+            "window_positional_embedding_background_size": [4, 4],
+        }  # fmt: skip
+        neck = {
+            "backbone_channel_list": [32, 16, 8], "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
+            "num_feature_levels": 3, "fpn_top_down_levels": [1, 2], "fpn_hidden_size": 16,
+        }  # fmt: skip
+        parts["vision_config"] = t.Sam2VisionConfig(backbone_config=t.Sam2HieraDetConfig(**trunk), **neck)
+        config = t.Sam2Config(**parts, prompt_encoder_config=prompts | {"patch_size": 16})
+        return t.Sam2Model(config), t.Sam2ImageProcessor(size=size)
     name = {"sam": "Sam", "sam_hq": "SamHQ"}[family]
-    vision = getattr(t, f"{name}VisionConfig")(
-        hidden_size=32, output_channels=16, num_hidden_layers=2, num_attention_heads=2, image_size=SIDE, patch_size=8,
-        mlp_dim=32, global_attn_indexes=[1], window_size=4, num_pos_feats=8,
-    )  # fmt: skip
-    decoder |= {"vit_dim": 32} if family == "sam_hq" else {}
-    parts = (
-        getattr(t, f"{name}PromptEncoderConfig")(**prompts),
-        getattr(t, f"{name}MaskDecoderConfig")(**decoder),
-    )
-    config = getattr(t, f"{name}Config")(
-        vision_config=vision, prompt_encoder_config=parts[0], mask_decoder_config=parts[1]
-    )
-    processor = t.SamImageProcessor(size={"longest_edge": SIDE}, pad_size={"height": SIDE, "width": SIDE})
-    return getattr(t, f"{name}Model")(config), processor
+    parts["vision_config"] = {
+        "hidden_size": 32, "output_channels": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": SIDE,
+        "patch_size": 8, "mlp_dim": 32, "global_attn_indexes": [1], "window_size": 4, "num_pos_feats": 8,
+    }  # fmt: skip
+    if family == "sam_hq":
+        parts["mask_decoder_config"]["vit_dim"] = 32
+    config = getattr(t, f"{name}Config")(**parts, prompt_encoder_config=prompts | {"patch_size": 8})
+    return getattr(t, f"{name}Model")(config), t.SamImageProcessor(size={"longest_edge": SIDE}, pad_size=size)
 
 
 @pytest.fixture

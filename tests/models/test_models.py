@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from networks import Net, means
+from networks import Net, features_and_head, means
 from refusals import Attack, refused
 from safetensors.torch import save_file
 from tiers import represented_by
@@ -34,16 +34,6 @@ from camkit.models import LoadedModel, as_model, load_model, model_names
 
 SMALL = "squeezenet1_1"
 PLANE = camkit.scenes.scene_paths()["plane-sky"]
-
-
-class Tiny(nn.Module):
-    def __init__(self, classes: int = 3) -> None:
-        super().__init__()
-        self.features = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU())
-        self.head = nn.Linear(4, classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.features(images).mean((2, 3)))
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +235,7 @@ def test_the_content_of_a_file_tells_its_format(tmp_path, ending):
     for save in (torch.save, save_file):
         save(state, path)
         assert same_weights(load_model("demo-fair", path, "cpu").module, state)
-    torch.jit.trace(Tiny().eval(), torch.zeros(1, 3, 8, 8)).save(path)
+    torch.jit.trace(features_and_head(), torch.zeros(1, 3, 8, 8)).save(path)
     with refused("compressed archive, as TorchScript is"):
         load_model("demo-fair", path, "cpu")
 
@@ -475,7 +465,7 @@ def test_the_callers_labels_and_preprocessing_take_the_place_of_the_models_own(p
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_a_wrong_number_of_labels_is_named_with_the_right_one(picture, count):
     with refused(rf"\b{count}\b.*\b3\b|\b3\b.*\b{count}\b", InputError):
-        camkit.explain(Tiny(3), picture, "features", labels=["x"] * count, target=2)
+        camkit.explain(features_and_head(3), picture, "features", labels=["x"] * count, target=2)
 
 
 @pytest.mark.parametrize("lazy", [lambda: nn.LazyConv2d(4, 1), nn.LazyBatchNorm2d])
@@ -505,10 +495,10 @@ def test_a_model_with_reentrant_checkpointing_is_one_sentence(picture, part, lay
 
 
 def test_modules_on_another_device_are_one_sentence(picture):
-    for model in (Tiny(), load_model("demo-fair", device="cpu")):
+    for model in (features_and_head(), load_model("demo-fair", device="cpu")):
         with refused(r"model\.to\("):
             camkit.explain(model, picture, device="meta")
-    assert camkit.explain(Tiny(), picture, device="cpu").status
+    assert camkit.explain(features_and_head(), picture, device="cpu").status
 
 
 def test_a_model_without_parameters_works(picture):
@@ -529,21 +519,21 @@ IMAGE = torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture
-def network() -> Tiny:
+def network() -> Net:
     """Return a small network with linear layers behind its maps."""
-    net = Tiny()
+    net = features_and_head()
     net.features = nn.Sequential(nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 32, 3, 2, 1), nn.ReLU())
     net.head = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
-    return net.eval()
+    return net
 
 
-def quantised_by_torchao(network: Tiny) -> Tiny:
+def quantised_by_torchao(network: Net) -> Net:
     torchao = pytest.importorskip("torchao.quantization")
     torchao.quantize_(network, torchao.Int8WeightOnlyConfig())
     return network
 
 
-def quantised_by_bitsandbytes(network: Tiny) -> Tiny:
+def quantised_by_bitsandbytes(network: Net) -> Net:
     bnb = pytest.importorskip("bitsandbytes")
     for name in ("0", "2"):
         linear = network.head.get_submodule(name)
@@ -554,14 +544,14 @@ def quantised_by_bitsandbytes(network: Tiny) -> Tiny:
 
 
 @pytest.mark.parametrize(("quantise", "least"), [(quantised_by_torchao, 0.99), (quantised_by_bitsandbytes, 0.98)])
-def test_weights_that_a_library_quantised_are_explained(network: Tiny, quantise: Any, least: float) -> None:
+def test_weights_that_a_library_quantised_are_explained(network: Net, quantise: Any, least: float) -> None:
     before = camkit.explain(network, IMAGE, target=1, method="gradcam")
     after = camkit.explain(quantise(copy.deepcopy(network)), IMAGE, target=1, method="gradcam")
     assert after.layer == before.layer
     assert np.corrcoef(before.raw.ravel(), after.raw.ravel())[0, 1] > least
 
 
-def test_a_model_on_one_device_by_a_map_is_explained(network: Tiny) -> None:
+def test_a_model_on_one_device_by_a_map_is_explained(network: Net) -> None:
     accelerate = pytest.importorskip("accelerate")
     before = camkit.explain(network, IMAGE, target=1, method="gradcam")
     spread = accelerate.dispatch_model(network, device_map={"features": "cpu", "head": "cpu"}, force_hooks=True)
@@ -570,7 +560,7 @@ def test_a_model_on_one_device_by_a_map_is_explained(network: Tiny) -> None:
     assert np.allclose(after.raw, before.raw, atol=1e-6)
 
 
-def test_an_adapter_of_peft_is_explained_as_the_merged_model(network: Tiny) -> None:
+def test_an_adapter_of_peft_is_explained_as_the_merged_model(network: Net) -> None:
     peft = pytest.importorskip("peft")
     adapted = peft.get_peft_model(
         network, peft.LoraConfig(target_modules=["0", "2"], r=2, init_lora_weights=False)
@@ -583,7 +573,7 @@ def test_an_adapter_of_peft_is_explained_as_the_merged_model(network: Tiny) -> N
     assert with_adapter.layer.endswith(merged.layer)
 
 
-def test_a_model_that_accelerate_offloads_is_a_black_box(network: Tiny) -> None:
+def test_a_model_that_accelerate_offloads_is_a_black_box(network: Net) -> None:
     accelerate = pytest.importorskip("accelerate")
     offloaded = accelerate.cpu_offload(copy.deepcopy(network), execution_device=torch.device("cpu"))
 

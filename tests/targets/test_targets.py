@@ -235,16 +235,6 @@ def test_a_picture_that_cannot_be_read_does_not_shift_the_others_classes(net, tm
     assert [getattr(row, "target", None) for row in rows] == [0, None, 2]
 
 
-def test_top_is_each_pictures_own_order(net, images):
-    expected = logits(net, images).topk(5, dim=1)
-
-    found = explain(net, images, top(5))
-
-    assert [row.target for row in found] == expected.indices.flatten().tolist()
-    assert [row.score for row in found] == pytest.approx(expected.values.flatten().tolist(), abs=1e-5)
-    assert sum(row.probability for row in found[:5]) == pytest.approx(1, abs=1e-5)
-
-
 # --- targets of the user's own ----------------------------------------------------------------------------------------
 
 
@@ -359,13 +349,6 @@ def test_the_quantity_says_what_the_maps_of_a_segmentation_hold(everywhere):
     cells = net(image[None])[0].detach()
     where = torch.ones(8, 8, dtype=torch.bool) if everywhere else cells.argmax(0) == 1
     assert found.score == pytest.approx(float(cells[1][where].mean()), abs=1e-6)
-
-
-def test_a_mean_of_probabilities_is_a_probability(images):
-    net = classifier(answer=lambda out: (out.softmax(1) + (2 * out).softmax(1)) / 2)
-
-    for row, shares in zip(explain(net, images), logits(net, images), strict=True):
-        assert row.probability == pytest.approx(float(shares.max()), abs=1e-6)
 
 
 def test_a_picture_with_nan_leaves_the_probabilities_of_the_others_in_its_batch(images):
