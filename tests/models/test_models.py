@@ -554,7 +554,8 @@ def test_weights_that_a_library_quantised_are_explained(network: Net, quantise: 
 def test_a_model_on_one_device_by_a_map_is_explained(network: Net) -> None:
     accelerate = pytest.importorskip("accelerate")
     before = camkit.explain(network, IMAGE, target=1, method="gradcam")
-    spread = accelerate.dispatch_model(network, device_map={"features": "cpu", "head": "cpu"}, force_hooks=True)
+    devices = {"features": "cpu", "head": "cpu"}
+    spread = accelerate.dispatch_model(copy.deepcopy(network), device_map=devices, force_hooks=True)
     after = camkit.explain(spread, IMAGE, target=1, method="gradcam")
     assert after.layer == before.layer
     assert np.allclose(after.raw, before.raw, atol=1e-6)
