@@ -195,7 +195,10 @@ def _measured_view(preprocess: Preprocess, size: tuple[int, int], output: tuple[
         return None
     with undisturbed(), same_randomness(), interruptible(), contextlib.suppress(InputError):
         shades = measure_shades(preprocess, size)  # refuses a random one, which cropped the user's picture elsewhere
-        brightness = functools.partial(_brightness, preprocess, output[::-1])
+
+        def brightness(picture: Image.Image) -> Float[np.ndarray, "h w"]:
+            return _mean_of_channels(_apply(preprocess, picture, output[::-1]))
+
         black, white = (_mean_of_channels(tensor) for tensor in (shades.black, shades.white))
         contrast = white - black
         # Cells with less contrast than 99 % of the largest are padding and blended edges.
@@ -215,11 +218,6 @@ def _measured_view(preprocess: Preprocess, size: tuple[int, int], output: tuple[
         red, blue = (float(np.mean((levels - black)[inside] / contrast[inside])) for levels in coloured)
         return View(box, _coarse(black, shape), _coarse(white, shape), (red, 1 - (red + blue), blue))
     return None
-
-
-def _brightness(preprocess: Preprocess, size: tuple[int, int], picture: Image.Image) -> Float[np.ndarray, "h w"]:
-    """Return the mean of the channels of a preprocessed picture, which must have this size."""
-    return _mean_of_channels(_apply(preprocess, picture, size))
 
 
 def _mean_of_channels(tensor: Float[Tensor, "c h w"]) -> Float[np.ndarray, "h w"]:

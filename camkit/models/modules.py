@@ -38,7 +38,7 @@ from camkit.errors import (
 from camkit.models.loaded import Labels, LoadedModel, as_labels
 from camkit.types import Pixels, Preprocess
 
-Scores: TypeAlias = Callable[[Tensor], Any]
+ScoringFunction: TypeAlias = Callable[[Tensor], Any]
 """Takes pictures (N, C, H, W), float32 and on the CPU, and returns one row of scores (N, classes) for each of them, as
 a tensor or as anything that NumPy makes an array of; or a list with a dictionary of each picture's boxes."""
 
@@ -64,7 +64,7 @@ class BlackBox(nn.Module):
 
     def __init__(
         self,
-        function: Scores,
+        function: ScoringFunction,
         batch: int | None = None,
         *,
         sigmoid: bool = False,
@@ -164,7 +164,7 @@ def _boxes(rows: Sequence[dict[str, Any]], count: int) -> list[dict[str, Tensor]
 
 
 def black_box(
-    function: Scores,
+    function: ScoringFunction,
     *,
     labels: Labels | None = None,
     preprocess: Preprocess | None = None,

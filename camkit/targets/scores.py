@@ -550,13 +550,11 @@ class ScoreReading:
         values: the scores (N, K, \*cells), without a graph.
         activation: what ``final_activation`` finds.
         final: its name; empty if there is none.
-        are_shares: whether no score is negative, and the scores of all classes sum to 1 everywhere.
     """
 
     values: Float[Tensor, "n k *cells"]
     activation: Any
     final: str
-    are_shares: bool
 
     @classmethod
     def of(cls, scores: Float[Tensor, "n k *cells"], final: str = "") -> ScoreReading:
@@ -565,7 +563,20 @@ class ScoreReading:
         ``final`` is the name of the softmax or sigmoid in which the model ends, for scores without a graph.
         """
         values, node = scores.detach(), final_activation(scores)
-        return cls(values, node, final if node is None else node.name(), _are_shares(values))
+        return cls(values, node, final if node is None else node.name())
+
+    @functools.cached_property
+    def are_shares(self) -> bool:
+        """Whether no score is negative, and the scores of all classes sum to 1 everywhere.
+
+        A picture with NaN or infinity does not count: it would change how the others are read.
+        """
+        scores = self.values
+        if scores.shape[1] < 2 or not scores.numel():
+            return False
+        are_finite = scores.sum(1, dtype=torch.float32).isfinite().reshape(len(scores), -1).all(1)
+        finite = scores if bool(are_finite.all()) else scores[are_finite]
+        return len(finite) > 0 and bool(rows_that_sum_to(1, finite).all())
 
     @functools.cached_property
     def kind(self) -> ScoreKind:
@@ -605,18 +616,6 @@ def probabilities(scores: ScoreReading, activation: Activation | None) -> Float[
     """
     function = activation or ("sigmoid" if scores.values.shape[1] == 1 else "softmax")
     return None if function == "none" else scores.probabilities(function)
-
-
-def _are_shares(scores: Float[Tensor, "n k *cells"]) -> bool:
-    """Tell whether no score is negative, and the scores of all classes sum to 1 everywhere.
-
-    A picture with NaN or infinity does not count: it would change how the others are read.
-    """
-    if scores.shape[1] < 2 or not scores.numel():
-        return False
-    are_finite = scores.sum(1, dtype=torch.float32).isfinite().reshape(len(scores), -1).all(1)
-    finite = scores if bool(are_finite.all()) else scores[are_finite]
-    return len(finite) > 0 and bool(rows_that_sum_to(1, finite).all())
 
 
 def rows_that_sum_to(whole: int, scores: Float[Tensor, "n k *cells"]) -> Bool[Tensor, "n *cells"]:

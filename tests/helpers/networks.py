@@ -54,6 +54,13 @@ def classifier(*layers: nn.Module, classes: int = 5) -> nn.Sequential:
     return nn.Sequential(*layers, pool, nn.Flatten(), nn.Linear(last.out_channels, classes)).eval()
 
 
+def features_and_head(classes: int = 4, channels: int = 3) -> Net:
+    """Return a network of the layers ``features`` and, behind the mean over its cells, ``head``."""
+    torch.manual_seed(0)
+    features = nn.Sequential(nn.Conv2d(channels, 6, 3, stride=2, padding=1), nn.ReLU())
+    return Net(lambda net, images: net.head(means(net.features(images))), features=features, head=nn.Linear(6, classes))
+
+
 def stage(channels: int, out: int, stride: int = 1, kernel: int = 3) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(channels, out, kernel, stride, kernel // 2), nn.BatchNorm2d(out), nn.ReLU())
 

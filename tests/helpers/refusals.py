@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -19,3 +20,13 @@ def refused(
     assert 10 < len(sentence) < 500
     assert not any(sign in sentence for sign in ("\n", "object at 0x"))
     assert quotes or "Error" not in sentence
+
+
+class Attack:
+    """Pickles as a call of a function."""
+
+    def __init__(self, *call: Any) -> None:
+        self.call = call
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.call

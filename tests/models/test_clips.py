@@ -17,6 +17,7 @@ import torch
 import torchvision
 from folders import run_folder
 from refusals import refused
+from tiers import Extra
 from tiny_models import gradient_times_activation, lively, saved_once
 
 import camkit
@@ -26,6 +27,7 @@ from camkit.images.prepare import prepare
 from camkit.models import load_model
 from camkit.models.modules import taking_clips
 
+t = Extra("transformers")
 FAMILIES = ["videomae", "vivit", "timesformer", "vjepa2"]
 FEW = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32, "image_size": 32,
@@ -36,7 +38,6 @@ TALL, WIDE, FRAMES, RATE = 48, 64, 21, 12
 
 def made(family: str, **options: Any) -> tuple[Any, Any]:
     """Return a tiny random model of a family and the processor that its folders on the hub name."""
-    t = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sides = {"size": {"shortest_edge": 36}, "crop_size": {"height": 32, "width": 32}}
     if family == "videomae":
@@ -91,18 +92,17 @@ def read(file: Path) -> list[np.ndarray]:
 @pytest.mark.extended
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_clip_is_sampled_and_prepared_as_its_library_does(saved, clip, family):
-    transformers = pytest.importorskip("transformers")
     loaded = load_model(f"hf:{saved(family)}", device="cpu")
 
     row = camkit.explain(loaded, clip)
 
     frames = read(clip)
-    processor = transformers.AutoVideoProcessor.from_pretrained(saved(family))
-    metadata = transformers.video_utils.VideoMetadata(total_num_frames=len(frames), fps=RATE)
+    processor = t.AutoVideoProcessor.from_pretrained(saved(family))
+    metadata = t.video_utils.VideoMetadata(total_num_frames=len(frames), fps=RATE)
     numbers = processor.sample_frames(metadata, num_frames=8)
     sampled = np.stack([frames[number] for number in numbers])
     (prepared,) = processor(videos=[sampled], return_tensors="pt", do_sample_frames=False).values()
-    model = transformers.AutoModelForVideoClassification.from_pretrained(saved(family)).eval()
+    model = t.AutoModelForVideoClassification.from_pretrained(saved(family)).eval()
     logits = model(prepared).logits[0]
     assert [frame.number for frame in row.frames] == [int(number) + 1 for number in numbers]
     assert torch.equal(row.shown, prepared[0].transpose(0, 1))

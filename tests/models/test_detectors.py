@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from networks import Net
 from PIL import Image
 from refusals import refused
-from tiers import represented_by
+from tiers import Extra, represented_by
 from tiny_models import gradient_times_activation, saved_once, tokenizer_of_letters
 from torch import nn
 from torch.nn import functional
@@ -23,6 +24,7 @@ from camkit.cli import main
 from camkit.errors import InputError
 from camkit.models import load_model
 
+t = Extra("transformers")
 PLANE = camkit.scenes.scene_paths()["plane-sky"]
 NAMES = {0: "person", 1: "car", 2: "dog"}
 FAMILIES = ["detr", "conditional_detr", "deformable_detr", "rt_detr", "rt_detr_v2", "d_fine", "yolos"]
@@ -44,7 +46,6 @@ LAST = {"out_features": ["stage2", "stage3", "stage4"]}
 
 def made(family: str) -> tuple[Any, Any]:
     """Return a tiny random detector of a family and its image processor."""
-    t = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sides = {"shortest_edge": 96, "longest_edge": 160}
     if family == "yolos":
@@ -73,15 +74,14 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.extended
 @pytest.mark.parametrize("family", represented_by("detr", "rt_detr", among=FAMILIES))
 def test_a_detector_of_hugging_face_finds_the_boxes_that_its_library_finds(saved, family):
-    transformers = pytest.importorskip("transformers")
     picture = Image.open(PLANE).convert("RGB").resize((150, 100))
     folder = saved(family)
 
     loaded = load_model(f"hf:{folder}")
     found = camkit.explain(loaded, picture, target=targets.boxes(0.0))
 
-    model = transformers.AutoModelForObjectDetection.from_pretrained(folder).eval()
-    processor = transformers.AutoImageProcessor.from_pretrained(folder)
+    model = t.AutoModelForObjectDetection.from_pretrained(folder).eval()
+    processor = t.AutoImageProcessor.from_pretrained(folder)
     prepared = processor(images=picture, return_tensors="pt")
     with torch.no_grad():
         output = model(**prepared)
@@ -136,11 +136,10 @@ def test_the_map_of_a_detector_of_hugging_face_equals_the_slow_reference(tmp_pat
 
 @pytest.mark.extended
 def test_padding_is_cut_off_where_the_library_masks_it(saved, tmp_path):
-    transformers = pytest.importorskip("transformers")
     folder = saved("detr")
-    processor = transformers.AutoImageProcessor.from_pretrained(folder)
+    processor = t.AutoImageProcessor.from_pretrained(folder)
     processor.pad_size = {"height": 160, "width": 160}
-    transformers.AutoModelForObjectDetection.from_pretrained(folder).save_pretrained(tmp_path)
+    t.AutoModelForObjectDetection.from_pretrained(folder).save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
     picture = Image.open(PLANE).convert("RGB").resize((150, 100))
 
@@ -211,45 +210,27 @@ def test_a_boxs_heat_is_gradient_times_activation_added_over_the_inputs_of_the_n
     assert np.allclose(found.raw, right, atol=1e-5 * right.max())
 
 
-class Counted(torch.autograd.Function):
-    """Passes a tensor on, and counts its backward passes."""
-
-    backwards = 0
-
-    @staticmethod
-    def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:
-        return values.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        Counted.backwards += 1
-        return gradient
-
-
 def test_the_boxes_of_a_picture_share_the_pass_and_have_a_backward_pass_each():
     torch.manual_seed(0)
-    net, sizes = Pyramid().eval(), []
+    sizes, backwards = [], []
 
-    class Counting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = net
+    def counting(net: Net, images: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+        sizes.append(len(images))
+        found = net.net(images)
+        for each in found:
+            each["logits"].register_hook(backwards.append)
+        return found
 
-        def forward(self, images: torch.Tensor) -> list[dict[str, torch.Tensor]]:
-            sizes.append(len(images))
-            found = self.net(images)
-            return [{**each, "logits": Counted.apply(each["logits"])} for each in found]
-
-    explainer = camkit.Explainer(Counting().eval())
+    explainer = camkit.Explainer(Net(counting, net=Pyramid()))
     explainer(torch.rand(3, 64, 64), target=targets.box(0))  # chooses the layers
     sizes.clear()
-    Counted.backwards = 0
+    backwards.clear()
 
     found = explainer.batch([torch.rand(3, 64, 64)], [targets.box(number) for number in range(0, 84, 7)])
 
     assert len(found) == 12
     assert sizes in ([1], [1, 1])
-    assert Counted.backwards == 12
+    assert len(backwards) == 12
 
 
 WORDS = ["[PAD]", *(f"[{index}]" for index in range(1, 100)), "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -258,7 +239,6 @@ WORDS += ["car", "red", "truck", *(f"[{index}]" for index in range(107, 1012)), 
 
 def searcher(folder: Path, family: str) -> None:
     """Save a tiny random detector that takes texts, with a tokenizer of letters (OWL-ViT) or of a few words."""
-    t = pytest.importorskip("transformers")
     torch.manual_seed(0)
     few = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
     if family == "grounding_dino":
@@ -290,7 +270,6 @@ PROCESSORS = {"owlvit": "OwlViTProcessor", "owlv2": "Owlv2Processor", "grounding
 @pytest.mark.extended
 @pytest.mark.parametrize("family", represented_by("owlvit", among=SEARCHERS))
 def test_a_detector_that_takes_texts_finds_what_its_library_finds(tmp_path, family):
-    t = pytest.importorskip("transformers")
     searcher(tmp_path, family)
     picture = Image.open(PLANE).convert("RGB").resize((150, 100))
     texts = ["car", "red truck"]
@@ -325,7 +304,6 @@ def test_a_detector_that_takes_texts_finds_what_its_library_finds(tmp_path, fami
 @pytest.mark.extended
 @pytest.mark.parametrize("family", SEARCHERS)
 def test_the_map_of_a_detector_that_takes_texts_equals_the_slow_reference(tmp_path, family):
-    t = pytest.importorskip("transformers")
     searcher(tmp_path, family)
     picture, texts = Image.open(PLANE).convert("RGB").resize((150, 100)), ["car", "red truck"]
     layer = "model.input_proj_vision.1.0" if family == "grounding_dino" else f"{family}.vision_model.encoder.layers.0"

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from networks import Net
 from PIL import Image
 from refusals import refused
-from tiers import represented_by
+from tiers import Extra, represented_by
 from tiny_models import gradient_times_activation, saved_once, tokenizer_of_letters
 from torch import Tensor, nn
 
@@ -25,6 +26,7 @@ from camkit.errors import TargetError
 from camkit.metrics import Evaluator
 from camkit.models import load_model
 
+t = Extra("transformers")
 PLANE = camkit.scenes.scene_paths()["plane-sky"]
 NAMES = {0: "wall", 1: "cat", 2: "dog"}
 LABELS = {"id2label": NAMES, "label2id": {name: index for index, name in NAMES.items()}}
@@ -47,13 +49,12 @@ LAYERS = {
 }
 
 
-def swin(t: Any) -> Any:
+def swin() -> Any:
     return t.SwinConfig(embed_dim=8, depths=[1, 1, 1, 1], num_heads=[2] * 4, image_size=64, **STAGES)
 
 
 def made(family: str, folder: Path) -> tuple[Any, Any]:
     """Return a tiny random network of a family and its image processor; a tokenizer goes into the folder."""
-    t = pytest.importorskip("transformers")
     torch.manual_seed(0)
     size = {"size": {"height": 64, "width": 96}}
     if family == "segformer":
@@ -75,16 +76,16 @@ def made(family: str, folder: Path) -> tuple[Any, Any]:
             **few,
         )  # fmt: skip
         config = t.MaskFormerConfig(
-            backbone_config=swin(t), decoder_config=decoder, fpn_feature_size=32, mask_feature_size=32, **LABELS
+            backbone_config=swin(), decoder_config=decoder, fpn_feature_size=32, mask_feature_size=32, **LABELS
         )
         return t.MaskFormerForInstanceSegmentation(config), t.MaskFormerImageProcessor(**size)
     if family == "mask2former":
-        config = t.Mask2FormerConfig(backbone_config=swin(t), feature_size=32, hidden_dim=32, **QUERIES, **LABELS)
+        config = t.Mask2FormerConfig(backbone_config=swin(), feature_size=32, hidden_dim=32, **QUERIES, **LABELS)
         return t.Mask2FormerForUniversalSegmentation(config), t.Mask2FormerImageProcessor(**size)
     few = {name: value for name, value in QUERIES.items() if name != "mask_feature_size"}
     texts = {"task_seq_len": 8, "text_encoder_width": 16, "text_encoder_num_layers": 1, "text_encoder_vocab_size": 64}
     config = t.OneFormerConfig(
-        backbone_config=swin(t), hidden_dim=32, conv_dim=32, mask_dim=32, query_dec_layers=1, **few, **texts, **LABELS
+        backbone_config=swin(), hidden_dim=32, conv_dim=32, mask_dim=32, query_dec_layers=1, **few, **texts, **LABELS
     )
     names = {str(index): {"name": name, "isthing": 1} for index, name in NAMES.items()}
     (folder / "classes.json").write_text(json.dumps(names))
@@ -94,7 +95,6 @@ def made(family: str, folder: Path) -> tuple[Any, Any]:
 
 
 def of_depths(family: str) -> tuple[Any, Any]:
-    t = pytest.importorskip("transformers")
     torch.manual_seed(0)
     if family == "dpt":
         config = t.DPTConfig(
@@ -134,7 +134,6 @@ def by_queries(output: Any) -> Tensor:
 @pytest.mark.extended
 @pytest.mark.parametrize("family", represented_by("segformer", "maskformer", among=FAMILIES))
 def test_a_class_is_explained_where_its_library_finds_it(saved, family):
-    t = pytest.importorskip("transformers")
     folder, layer = saved(family), LAYERS[family]
     picture = Image.open(PLANE).convert("RGB").resize((150, 100))
 
@@ -184,7 +183,6 @@ def test_camkit_chooses_a_layer_of_a_segmentation_network(saved, family):
 @pytest.mark.extended
 @pytest.mark.parametrize("family", represented_by("dpt", among=["dpt", "depth_anything"]))
 def test_the_mean_depth_of_a_region_is_explained(saved, family):
-    t = pytest.importorskip("transformers")
     picture, layer = Image.open(PLANE).convert("RGB").resize((160, 80)), "neck.fusion_stage.layers.1"
     loaded = load_model(str(saved(family)), device="cpu")
 
@@ -215,23 +213,20 @@ def test_the_mean_depth_of_a_region_is_explained(saved, family):
     assert np.allclose(far.raw, -near.raw)
 
 
-class Depth(nn.Module):
-    """Returns the depth of each pixel."""
+def depth_net() -> Net:
+    """Return a network of the depth of each pixel."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.maps, self.depth = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 1, 1)
+    def run(net: Net, pictures: Tensor) -> dict[str, Tensor]:
+        return {"predicted_depth": net.depth(net.maps(pictures).relu())[:, 0]}
 
-    def forward(self, picture: Tensor) -> dict[str, Tensor]:
-        return {"predicted_depth": self.depth(self.maps(picture).relu())[:, 0]}
+    return Net(run, maps=nn.Conv2d(3, 8, 3, 2, 1), depth=nn.Conv2d(8, 1, 1))
 
 
 def test_a_region_of_a_photo_is_the_same_place_for_maps_and_their_measures():
     def smaller(picture: Image.Image) -> Tensor:
         return torch.from_numpy(np.array(picture.convert("RGB").resize((32, 24)))).permute(2, 0, 1) / 255
 
-    net, photo = Depth().eval(), Image.open(PLANE).convert("RGB").resize((160, 96))
+    net, photo = depth_net(), Image.open(PLANE).convert("RGB").resize((160, 96))
     explainer = camkit.Explainer(net, "maps", method="gradcam", preprocess=smaller)
     target = targets.region(90, 40, 150, 90)
     row = explainer(photo, target)
@@ -270,7 +265,7 @@ def test_a_region_without_an_area_or_a_map_is_refused():
     with refused("not a map of numbers", TargetError):
         camkit.explain("demo-fair", PLANE, target=targets.region())
     with refused("outside the part", TargetError):
-        camkit.explain(Depth(), torch.rand(3, 32, 32), target=targets.region(500, 500, 600, 600))
+        camkit.explain(depth_net(), torch.rand(3, 32, 32), target=targets.region(500, 500, 600, 600))
 
 
 # --- what a point or a box names
@@ -281,43 +276,34 @@ PROMPTABLE = ["sam", "sam_hq", "sam2"]
 
 def made_promptable(family: str) -> tuple[Any, Any]:
     """Return a tiny random network of a family and its image processor."""
-    t = pytest.importorskip("transformers")
     torch.manual_seed(0)
+    size = {"height": SIDE, "width": SIDE}
+    prompts = {"hidden_size": 16, "image_size": SIDE, "mask_input_channels": 4}
     decoder = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_dim": 32}
-    decoder |= {"iou_head_hidden_dim": 16}
-    prompts = {"hidden_size": 16, "image_size": SIDE, "patch_size": 8, "mask_input_channels": 4}
+    parts: dict[str, Any] = {"mask_decoder_config": decoder | {"iou_head_hidden_dim": 16}}
     if family == "sam2":
-        stages = {"blocks_per_stage": [1, 1, 2], "embed_dim_per_stage": [8, 16, 32]}
-        stages |= {"num_attention_heads_per_stage": [1, 2, 4], "window_size_per_stage": [4, 4, 4]}
-        trunk = t.Sam2HieraDetConfig(
-            hidden_size=8, num_attention_heads=1, image_size=[SIDE, SIDE], num_query_pool_stages=2,
-            global_attention_blocks=[3],
-            window_positional_embedding_background_size=[4, 4], **stages,
-        )  # fmt: skip
-        vision = t.Sam2VisionConfig(
-            backbone_config=trunk, backbone_channel_list=[32, 16, 8], fpn_hidden_size=16,
-            backbone_feature_sizes=[[16, 16], [8, 8], [4, 4]], num_feature_levels=3, fpn_top_down_levels=[1, 2],
-        )  # fmt: skip
-        parts = t.Sam2PromptEncoderConfig(**prompts | {"patch_size": 16}), t.Sam2MaskDecoderConfig(**decoder)
-        model = t.Sam2Model(
-            t.Sam2Config(vision_config=vision, prompt_encoder_config=parts[0], mask_decoder_config=parts[1])
-        )
-        return model, t.Sam2ImageProcessor(size={"height": SIDE, "width": SIDE})
+        trunk = {
+            "hidden_size": 8, "num_attention_heads": 1, "image_size": [SIDE, SIDE], "num_query_pool_stages": 2,
+            "blocks_per_stage": [1, 1, 2], "embed_dim_per_stage": [8, 16, 32], "window_size_per_stage": [4] * 3,
+            "global_attention_blocks": [3], "num_attention_heads_per_stage": [1, 2, 4],
+            "window_positional_embedding_background_size": [4, 4],
+        }  # fmt: skip
+        neck = {
+            "backbone_channel_list": [32, 16, 8], "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
+            "num_feature_levels": 3, "fpn_top_down_levels": [1, 2], "fpn_hidden_size": 16,
+        }  # fmt: skip
+        parts["vision_config"] = t.Sam2VisionConfig(backbone_config=t.Sam2HieraDetConfig(**trunk), **neck)
+        config = t.Sam2Config(**parts, prompt_encoder_config=prompts | {"patch_size": 16})
+        return t.Sam2Model(config), t.Sam2ImageProcessor(size=size)
     name = {"sam": "Sam", "sam_hq": "SamHQ"}[family]
-    vision = getattr(t, f"{name}VisionConfig")(
-        hidden_size=32, output_channels=16, num_hidden_layers=2, num_attention_heads=2, image_size=SIDE, patch_size=8,
-        mlp_dim=32, global_attn_indexes=[1], window_size=4, num_pos_feats=8,
-    )  # fmt: skip
-    decoder |= {"vit_dim": 32} if family == "sam_hq" else {}
-    parts = (
-        getattr(t, f"{name}PromptEncoderConfig")(**prompts),
-        getattr(t, f"{name}MaskDecoderConfig")(**decoder),
-    )
-    config = getattr(t, f"{name}Config")(
-        vision_config=vision, prompt_encoder_config=parts[0], mask_decoder_config=parts[1]
-    )
-    processor = t.SamImageProcessor(size={"longest_edge": SIDE}, pad_size={"height": SIDE, "width": SIDE})
-    return getattr(t, f"{name}Model")(config), processor
+    parts["vision_config"] = {
+        "hidden_size": 32, "output_channels": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": SIDE,
+        "patch_size": 8, "mlp_dim": 32, "global_attn_indexes": [1], "window_size": 4, "num_pos_feats": 8,
+    }  # fmt: skip
+    if family == "sam_hq":
+        parts["mask_decoder_config"]["vit_dim"] = 32
+    config = getattr(t, f"{name}Config")(**parts, prompt_encoder_config=prompts | {"patch_size": 8})
+    return getattr(t, f"{name}Model")(config), t.SamImageProcessor(size={"longest_edge": SIDE}, pad_size=size)
 
 
 @pytest.fixture
@@ -403,14 +389,6 @@ def test_a_shell_explains_what_a_point_or_a_box_names(saved: Any, picture: Path,
         error = capsys.readouterr().err
         assert words in error
         assert error.count("\n") == 1
-
-
-@pytest.mark.extended
-def test_a_network_as_an_object_says_to_pass_its_name():
-    network, _ = made_promptable("sam")
-    for target in (None, targets.mask_at(3, 4)):
-        with refused("hf:NAME", TargetError):
-            camkit.explain(network.eval(), torch.rand(3, SIDE, SIDE), target=target)
 
 
 def test_points_are_finite_boxes_have_an_area_and_the_network_cuts_something_out():

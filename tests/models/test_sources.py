@@ -10,14 +10,15 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
+import networks
 import numpy as np
 import pytest
 import torch
 import torchvision
 from PIL import Image
-from refusals import refused
+from refusals import Attack, refused
 from safetensors.torch import save_file
-from tiers import represented_by, rows_represented
+from tiers import Extra, represented_by, rows_represented
 from tiny_models import tokenizer_of_letters
 from torch import nn
 
@@ -29,6 +30,7 @@ from camkit.errors import InputError, ModelError
 from camkit.models import as_model, load_model, read_labels
 from camkit.sentences.inputs import processor_beside
 
+timm, transformers = Extra("timm"), Extra("transformers")
 PLANE = camkit.scenes.scene_paths()["plane-sky"]
 
 
@@ -38,7 +40,7 @@ def plane() -> Image.Image:
 
 
 @pytest.fixture(autouse=True)
-def offline(monkeypatch, tmp_path):
+def offline(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
@@ -48,7 +50,6 @@ def offline(monkeypatch, tmp_path):
 
 @pytest.mark.extended
 def test_a_timm_network_brings_its_own_preprocessing():
-    timm = pytest.importorskip("timm")
     loaded = load_model("timm:test_vit", pretrained=False)
     config = timm.data.resolve_model_data_config(loaded.module)
 
@@ -60,7 +61,6 @@ def test_a_timm_network_brings_its_own_preprocessing():
 
 @pytest.mark.extended
 def test_a_timm_network_takes_a_local_state_dict_of_other_classes(tmp_path):
-    timm = pytest.importorskip("timm")
     torch.manual_seed(0)
     trained = timm.create_model("test_vit", num_classes=3).eval()
     save_file(trained.state_dict(), tmp_path / "mine.safetensors")
@@ -76,36 +76,17 @@ def test_a_timm_network_takes_a_local_state_dict_of_other_classes(tmp_path):
     assert found.box is not None
 
 
-@pytest.mark.extended
-def test_published_timm_weights_come_from_the_hubs_cache(tmp_path, monkeypatch):
-    timm = pytest.importorskip("timm")
-    torch.manual_seed(0)
-    trained = timm.create_model("test_vit").eval()
-    folder = tmp_path / "hub" / "models--timm--test_vit.r160_in1k"
-    snapshot = folder / "snapshots" / ("0" * 40)
-    for made in (snapshot, folder / "refs"):
-        made.mkdir(parents=True)
-    (folder / "refs" / "main").write_text("0" * 40)
-    save_file(trained.state_dict(), snapshot / "model.safetensors")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-
-    loaded = load_model("timm:test_vit")
-
-    assert torch.equal(loaded.module.head.weight, trained.head.weight)
-
-
 # --- Hugging Face -----------------------------------------------------------------------------------------------------
+
+
+FEW = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32, "num_hidden_layers": 2}
 
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory) -> Path:
-    transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    config = transformers.ViTConfig(
-        num_hidden_layers=2, hidden_size=32, num_attention_heads=2, intermediate_size=32, image_size=64, patch_size=16,
-        id2label={0: "cat", 1: "dog", 2: "cow"}, label2id={"cat": 0, "dog": 1, "cow": 2},
-    )  # fmt: skip
+    names = {"id2label": {0: "cat", 1: "dog", 2: "cow"}, "label2id": {"cat": 0, "dog": 1, "cow": 2}}
+    config = transformers.ViTConfig(**FEW, image_size=64, patch_size=16, **names)
     folder = tmp_path_factory.mktemp("classifier")
     prepared = {"size": {"height": 64, "width": 64}, "image_mean": [0.2] * 3, "image_std": [0.4] * 3}
     for part in (transformers.ViTForImageClassification(config), transformers.ViTImageProcessor(**prepared)):
@@ -116,7 +97,6 @@ def classifier(tmp_path_factory) -> Path:
 @pytest.mark.extended
 @pytest.mark.parametrize("prefix", ["", "hf:"])
 def test_a_hugging_face_folder_brings_preprocessing_and_labels(classifier, prefix):
-    transformers = pytest.importorskip("transformers")
     loaded = load_model(f"{prefix}{classifier}")
     found = camkit.explain(loaded, PLANE)
 
@@ -144,7 +124,6 @@ def test_a_hugging_face_model_takes_a_local_state_dict(classifier, tmp_path):
 
 @pytest.mark.extended
 def test_a_hugging_face_model_without_weights_for_its_head_is_refused(classifier, tmp_path):
-    transformers = pytest.importorskip("transformers")
     whole = transformers.ViTForImageClassification.from_pretrained(classifier)
     whole.vit.save_pretrained(tmp_path)
     whole.config.save_pretrained(tmp_path)
@@ -155,7 +134,6 @@ def test_a_hugging_face_model_without_weights_for_its_head_is_refused(classifier
 
 @pytest.mark.extended
 def test_a_hugging_face_model_of_several_labels_gives_each_its_own_probability(classifier, tmp_path):
-    transformers = pytest.importorskip("transformers")
     model = transformers.ViTForImageClassification.from_pretrained(classifier)
     model.config.problem_type = "multi_label_classification"
     model.save_pretrained(tmp_path)
@@ -188,12 +166,10 @@ def test_size_mean_and_std_replace_a_missing_preprocessor(classifier, tmp_path, 
 @pytest.fixture(scope="module", params=represented_by("clip", among=["clip", "siglip", "siglip2"]))
 def comparer(request, tmp_path_factory) -> Path:
     """A tiny model that compares pictures with texts, with a tokenizer of single letters."""
-    transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp(request.param)
-    small = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32, "num_hidden_layers": 2}
-    text = {**small, "max_position_embeddings": 16, **tokenizer_of_letters(folder, 16, pad="<|endoftext|>")}
-    vision = {**small, "image_size": 32, "patch_size": 8}
+    text = {**FEW, "max_position_embeddings": 16, **tokenizer_of_letters(folder, 16, pad="<|endoftext|>")}
+    vision = {**FEW, "image_size": 32, "patch_size": 8}
     more = {"projection_dim": 16} if request.param == "clip" else {}
     if request.param == "siglip2":
         vision |= {"num_patches": 16}
@@ -213,7 +189,6 @@ def comparer(request, tmp_path_factory) -> Path:
 
 @pytest.mark.extended
 def test_texts_are_the_classes_of_a_model_that_compares(comparer):
-    transformers = pytest.importorskip("transformers")
     texts = ["a plane", "a dog on a sea"]
     loaded = load_model(str(comparer), text=texts)
     found = camkit.explain(loaded, PLANE, target=["a plane", 1])
@@ -236,11 +211,9 @@ def test_texts_are_the_classes_of_a_model_that_compares(comparer):
 @pytest.mark.extended
 @pytest.mark.parametrize("picture", represented_by("portrait", among=[PLANE, "portrait"]))
 def test_a_classifier_of_flattened_patches_gets_pictures_in_their_own_shape(picture, tmp_path):
-    transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    small = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32, "num_hidden_layers": 2}
-    vision = {**small, "patch_size": 8, "num_patches": 16}
-    config = transformers.Siglip2Config(text_config=small, vision_config=vision, num_labels=3)
+    vision = {**FEW, "patch_size": 8, "num_patches": 16}
+    config = transformers.Siglip2Config(text_config=FEW, vision_config=vision, num_labels=3)
     transformers.Siglip2ForImageClassification(config).save_pretrained(tmp_path)
     transformers.Siglip2ImageProcessor(patch_size=8, max_num_patches=20).save_pretrained(tmp_path)
     image = plane() if picture == PLANE else plane().rotate(90, expand=True)
@@ -289,7 +262,6 @@ class OwnProcessor(ViTImageProcessor):
 @pytest.fixture
 def with_code(classifier, tmp_path, monkeypatch) -> Callable[[str], tuple[Path, Path]]:
     """Return a function that copies the classifier, with Python code for its model or its image processor."""
-    pytest.importorskip("transformers")
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr("builtins.input", lambda _="": pytest.fail("a question was asked on standard input"))
 
@@ -361,22 +333,12 @@ def test_a_tokenizer_that_names_code_is_refused_without_a_question(comparer, tmp
     ids=["model", "part", "part-of-a-part"],
 )
 def test_attention_from_the_hub_is_code_too(tmp_path, kind, attention):
-    getattr(pytest.importorskip("transformers"), kind)().save_pretrained(tmp_path)
+    getattr(transformers, kind)().save_pretrained(tmp_path)
     values = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**values, "attn_implementation": attention}))
 
     with refused(r"'somebody/attention' on the hub.*pass trust_remote_code=True"):
         load_model(str(tmp_path), device="cpu")
-
-
-class Payload:
-    """Writes a file when unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (self.path,)
 
 
 @pytest.mark.extended
@@ -388,11 +350,10 @@ def test_pickled_code_among_a_folders_weights_is_refused_and_not_run(classifier,
         (folder / "model.safetensors").unlink()
         name = str(folder)
     else:
-        pytest.importorskip("timm")
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps({"architecture": "test_vit", "pretrained_cfg": {}}))
         name = f"timm:local-dir:{folder}"
-    torch.save({"weight": Payload(trace)}, folder / "pytorch_model.bin")
+    torch.save({"weight": Attack(Path.touch, (trace,))}, folder / "pytorch_model.bin")
 
     with refused():
         load_model(name, device="cpu")
@@ -431,8 +392,7 @@ def test_a_damaged_hugging_face_folder_is_one_sentence(classifier, tmp_path, fil
     ],
 )
 def test_a_name_that_a_library_cannot_load_is_one_sentence(name, said, tmp_path, monkeypatch):
-    pytest.importorskip("timm")
-    pytest.importorskip("transformers").BertConfig(num_hidden_layers=1).save_pretrained(tmp_path / "bert")
+    transformers.BertConfig(num_hidden_layers=1).save_pretrained(tmp_path / "bert")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
     with refused(said):
@@ -510,21 +470,14 @@ def test_a_factory_in_a_file_gives_module_and_preprocessing(own, attribute):
     assert sys.path == before
 
 
-FACTORIES = {
-    "timm": "import timm\ndef build():\n    return timm.create_model('test_vit', num_classes=5)",
-    "transformers": (
-        "import transformers\ndef build():\n"
-        "    return transformers.AutoModelForImageClassification.from_pretrained({folder!r})"
-    ),
-}
-
-
 @pytest.mark.extended
 @pytest.mark.parametrize("library", ["timm", "transformers"])
 def test_a_model_that_a_factory_gets_from_a_library_brings_its_preprocessing(library, classifier, tmp_path):
-    pytest.importorskip(library)
-    (tmp_path / "net.py").write_text(FACTORIES[library].format(folder=str(classifier)))
-    usual = {"timm": "timm:test_vit", "transformers": str(classifier)}[library]
+    call, usual = {
+        "timm": ("create_model('test_vit', num_classes=5)", "timm:test_vit"),
+        "transformers": (f"AutoModelForImageClassification.from_pretrained({str(classifier)!r})", str(classifier)),
+    }[library]
+    (tmp_path / "net.py").write_text(f"import {library}\ndef build():\n    return {library}.{call}")
 
     made = load_model(f"{tmp_path / 'net.py'}:build", device="cpu")
 
@@ -700,21 +653,18 @@ def test_a_mask_is_cropped_as_its_picture_is(tmp_path):
     assert on_input.shape == (64, 64)
     assert (rows.min(), rows.max() + 1) == pytest.approx((40 / 2 - top, 90 / 2 - top), abs=1)
     assert (columns.min(), columns.max() + 1) == pytest.approx((120 / 2 - left, 180 / 2 - left), abs=1)
-    Image.fromarray(mask[:, :100]).save(tmp_path / "small.png")
     Image.fromarray(mask * (np.arange(292) < 20).astype(np.uint8)).save(tmp_path / "aside.png")
     for name, pictures, said in (
         ("mask.png", ["picture.png", "picture.png"], "one picture"),
-        ("small.png", ["picture.png"], "has 100x146 pixels, but its picture has 292x146"),
         ("aside.png", ["picture.png"], "lies outside the part of the picture that the model sees"),
     ):
         with refused(said, InputError):
             mask_on_input(tmp_path / name, [tmp_path / one for one in pictures], shown)
 
 
-WANTED = (["--direction", "down"], ["--similar-to", str(PLANE)], ["--direction", "up", "--target", "1"])
-
-
-@pytest.mark.parametrize("wanted", WANTED)
+@pytest.mark.parametrize(
+    "wanted", [["--direction", "down"], ["--similar-to", str(PLANE)], ["--direction", "up", "--target", "1"]]
+)
 def test_each_kind_of_target_runs_from_the_command_line(own, tmp_path, wanted, capfd):
     name = f"{own / 'own.py'}:with_preparation"
     assert cli.main([str(PLANE), "--model", name, *wanted, "--out", str(tmp_path / "out"), "--json"]) == 0
@@ -725,7 +675,6 @@ def test_each_kind_of_target_runs_from_the_command_line(own, tmp_path, wanted, c
 
 @pytest.mark.extended
 def test_the_layers_of_a_model_are_listed_without_its_weights(capfd, monkeypatch):
-    pytest.importorskip("timm")
     monkeypatch.setenv("COLUMNS", "200")
     assert cli.main(["layers", "--model", "timm:vit_tiny_patch16_224"]) == 0
     said = capfd.readouterr().out
@@ -763,13 +712,6 @@ def test_real_weights_are_not_asked_about(name, file, test_data):
 # --- wrappers ---------------------------------------------------------------------------------------------------------
 
 
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
-    ).eval()
-
-
 def in_place(net: nn.Module, part: str = "") -> nn.Module:
     net.get_submodule(part).compile(backend="eager")
     return net
@@ -785,7 +727,8 @@ def in_place(net: nn.Module, part: str = "") -> nn.Module:
     ids=["DataParallel", "compiled", "both", "compiled in place", "a compiled part"],
 )
 def test_wrapped_and_compiled_modules_give_the_same_map_and_layer(wrap):
-    net, image = network(), torch.randn(3, 12, 12)
+    net = networks.classifier(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), classes=3)
+    image = torch.randn(3, 12, 12)
     expected = camkit.explain(net, image, target=1)
     wrapped = wrap(net)
     wrapped(image[None])

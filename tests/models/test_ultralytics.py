@@ -42,10 +42,9 @@ VERSIONS = ["yolov8n", "yolo11n", "yolo12n", "yolo26n"]
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Return the file of a random network; each is saved once."""
-    folder = tmp_path_factory.mktemp("files")
+    ultralytics, folder = pytest.importorskip("ultralytics"), tmp_path_factory.mktemp("files")
 
     def file_of(name: str) -> Path:
-        ultralytics = pytest.importorskip("ultralytics")
         file = folder / f"{name}.pt"
         if not file.exists():
             torch.manual_seed(0)
@@ -69,7 +68,6 @@ def test_an_object_of_the_package_says_to_pass_its_file():
 
 @pytest.mark.parametrize("name", represented_by(*IN_SHORT, among=BOXES))
 def test_boxes_are_those_that_the_package_finds(saved, name):
-    pytest.importorskip("ultralytics")
     augment = importlib.import_module("ultralytics.data.augment")
     package = importlib.import_module("ultralytics.utils.nms")
     picture = Image.open(PLANE).convert("RGB").resize((301, 170))
@@ -119,8 +117,6 @@ def test_a_shell_loads_a_file_of_each_version_and_task(saved, tmp_path, name):
 
 
 def test_the_inputs_of_the_neck_are_found(saved):
-    pytest.importorskip("ultralytics")
-
     row = camkit.explain(load_model(str(saved("yolo11n")), size=160, device="cpu"), PLANE, target=targets.box(0))
 
     assert row.method == "odam"
@@ -128,7 +124,6 @@ def test_the_inputs_of_the_neck_are_found(saved):
 
 
 def test_the_branch_that_passes_gradients_is_explained(saved, tmp_path):
-    pytest.importorskip("ultralytics")
     held = torch.load(saved("yolo26n"), weights_only=False)
     held["model"].model[-1].end2end = True
     torch.save(held, tmp_path / "last.pt")
@@ -141,7 +136,6 @@ def test_the_branch_that_passes_gradients_is_explained(saved, tmp_path):
 
 @pytest.mark.parametrize("version", represented_by("yolo11n", among=VERSIONS))
 def test_a_classifier_is_prepared_as_the_package_does_in_a_shell(saved, tmp_path, version):
-    pytest.importorskip("ultralytics")
     augment = importlib.import_module("ultralytics.data.augment")
     picture = Image.open(PLANE).convert("RGB").resize((301, 170))
     loaded = load_model(str(saved(f"{version}-cls")), size=224, device="cpu")
@@ -156,7 +150,6 @@ def test_a_classifier_is_prepared_as_the_package_does_in_a_shell(saved, tmp_path
 
 @pytest.mark.parametrize("version", represented_by("yolo11n", among=VERSIONS))
 def test_turned_boxes_are_those_that_the_package_finds(saved, version):
-    pytest.importorskip("ultralytics")
     package = importlib.import_module("ultralytics.utils.nms")
     corners_of = importlib.import_module("ultralytics.utils.ops").xywhr2xyxyxyxy
     loaded = load_model(str(saved(f"{version}-obb")), size=160, device="cpu")
@@ -180,7 +173,6 @@ def test_turned_boxes_are_those_that_the_package_finds(saved, version):
 
 
 def test_the_logit_of_a_mask_is_its_mean_where_the_package_draws_the_mask(saved):
-    pytest.importorskip("ultralytics")
     ops = importlib.import_module("ultralytics.utils.ops")
     loaded = load_model(str(saved("yolo11n-seg")), size=160, device="cpu")
     prepared = loaded.preprocess(Image.open(PLANE))[None]
