@@ -33,9 +33,8 @@ from camkit.background.experiment import (
     remark_on_heat,
 )
 from camkit.background.plan import NO_ANSWER, SPARE_PICTURES, Plan, count_outputs, make_plan
-from camkit.background.report import PAGE, REPORTS
+from camkit.background.report import BASELINE_FILE, PAGE, REPORTS
 from camkit.background.result import (
-    BASELINE_FILE,
     CheckResult,
     CheckRun,
     Inconclusive,
@@ -293,6 +292,8 @@ def _run(
         with_regions=plan.with_regions,
         warnings={} if by_kind is None else by_kind.warnings,
     )
+    # The effects that were judged know their levels.
+    measures = {name: replace(own, effects={**own.effects, **judged[name].effects}) for name, own in measures.items()}
     first = next(iter(heat.values()))
     bare = [item.name for item in plan.data.items if plan.with_regions and not item.objects]
     return CheckResult(

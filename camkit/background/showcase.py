@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import cv2
 import numpy as np
@@ -22,7 +22,6 @@ from camkit.background.edits import BLUR, RING, Arm, Edit, PreparedPicture
 from camkit.background.effects import ImageRow, named_without_object
 from camkit.background.experiment import Experiment
 from camkit.background.plan import stratified
-from camkit.background.result import CheckResult
 from camkit.drawing import overlay
 from camkit.explaining.explanation import Explanation
 from camkit.images.regions import Shades
@@ -30,6 +29,9 @@ from camkit.targets import Scores, Target
 from camkit.targets.places import ranked_box
 from camkit.targets.scores import detections_of
 from camkit.types import Failure, Pixels
+
+if TYPE_CHECKING:
+    from camkit.background.result import CheckResult
 
 THUMBNAILS = 12
 """Pictures shown with their outline: enough to notice that the regions are shifted."""

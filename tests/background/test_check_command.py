@@ -21,8 +21,7 @@ from results import assert_is_a_result
 
 import camkit
 from camkit.background.check import plan_check
-from camkit.background.report import REPORTS
-from camkit.background.result import checksum
+from camkit.background.report import REPORTS, checksum
 from camkit.cli import main
 from camkit.errors import InputError, RunError
 
