@@ -280,12 +280,13 @@ class Measures:
         room: mean headroom: how much more energy perfect maps have in their own region than in other pictures' regions.
         skill: mean(E - S) / mean(C - S).
         hits, rank, area: means.
-        effects: the effects by name. The gap is the accuracy on backgrounds of the object's own class minus that on
-            backgrounds of other classes. The sufficiency says how far the accuracy without the object is above
-            chance. The attraction says how often objects of other classes get this class's name on its backgrounds,
-            minus how often they get it on other backgrounds; it is not measured for all classes together, where the gap
-            measures the same. The effect of a statistic of the whole picture is the accuracy with the values of the
-            object's own class minus the accuracy with the values of other classes.
+        effects: the effects by name; in the result of a check, those that count have their levels. The gap is the
+            accuracy on backgrounds of the object's own class minus that on backgrounds of other classes. The
+            sufficiency says how far the accuracy without the object is above chance. The attraction says how often
+            objects of other classes get this class's name on its backgrounds, minus how often they get it on other
+            backgrounds; it is not measured for all classes together, where the gap measures the same. The effect of a
+            statistic of the whole picture is the accuracy with the values of the object's own class minus the accuracy
+            with the values of other classes.
     """
 
     name: str

@@ -21,7 +21,7 @@ from torchvision.ops import box_iou
 
 from camkit.background.data import SEVERAL_CLASSES, Dataset, Item, grouped
 from camkit.background.edits import COMPRESSION, CUES
-from camkit.background.regions import boxes_on_input, in_pixels
+from camkit.background.regions import boxes_on_input
 from camkit.engine.guard import interruptible
 from camkit.engine.passes import faster_format, quiet_pass
 from camkit.errors import CamkitError, InputError, advice
@@ -203,8 +203,7 @@ class Plan:
         """
         if item.name not in self._wanted:
             size = open_picture(item.path).size
-            objects = [in_pixels(annotation, size) for annotation in item.objects]
-            self._wanted[item.name] = boxes_on_input(objects, size, self.preprocess, self.shades.of(size))
+            self._wanted[item.name] = boxes_on_input(item.objects, size, self.preprocess, self.shades.of(size))
         return self._wanted[item.name]
 
     @functools.cached_property

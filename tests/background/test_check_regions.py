@@ -21,7 +21,7 @@ from torchvision.transforms._presets import ImageClassification
 import camkit
 from camkit.background import regions as formats
 from camkit.background.data import read_data
-from camkit.background.regions import Annotations, ObjectAnnotation, in_pixels, object_region, widened_boxes
+from camkit.background.regions import Annotations, ObjectAnnotation, object_region, widened_boxes
 from camkit.errors import ImageError, InputError
 from camkit.images.masks import MaskFile, understand_masks
 from camkit.images.regions import measure_shades, preprocess_region
@@ -57,7 +57,7 @@ def row(**more: object) -> dict[str, object]:
 
 def drawn(annotations: Annotations, name: str = "a.jpg", size: tuple[int, int] = SIZE) -> np.ndarray:
     """Return the region of the objects in a picture."""
-    return object_region([in_pixels(annotation, size) for annotation in annotations.objects[name]], size)
+    return object_region(annotations.objects[name], size)
 
 
 def rectangle(left: int, top: int, right: int, bottom: int) -> np.ndarray:
@@ -289,8 +289,8 @@ def test_yolo_boxes_and_polygons_in_shares_and_names_by_number(tmp_path: Path, n
     )
     first, second = annotations.objects["a"]
     assert (first.category, second.category) == ("cat", "dog")
-    assert (object_region([in_pixels(first, SIZE)], SIZE) == rectangle(10, 12, 30, 18)).all()
-    assert (object_region([in_pixels(second, SIZE)], SIZE) == rectangle(4, 3, 36, 18)).all()
+    assert (object_region([first], SIZE) == rectangle(10, 12, 30, 18)).all()
+    assert (object_region([second], SIZE) == rectangle(4, 3, 36, 18)).all()
 
 
 @pytest.mark.parametrize(
@@ -669,9 +669,9 @@ def test_only_the_named_folder_is_read(tmp_path: Path) -> None:
 )
 def test_an_object_drawn_on_another_size_is_refused(size: tuple[int, int], message: str) -> None:
     annotation = ObjectAnnotation("cat", Box(1, 1, 9, 9), size=size)
-    assert in_pixels(annotation, size) is annotation
+    assert object_region([annotation], size).any()
     with pytest.raises(ImageError, match=message):
-        in_pixels(annotation, (40, 30))
+        object_region([annotation], (40, 30))
 
 
 def test_a_mask_folder_without_masks_does_not_count(tmp_path: Path) -> None:
