@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw, ImageOps
 from pycocotools import mask as rle
+from refusals import refused
 from torchvision.transforms import functional as tv
 from torchvision.transforms._presets import ImageClassification
 
@@ -84,12 +85,11 @@ def test_coco_boxes_polygons_and_both_encodings_agree_with_other_libraries(tmp_p
     columns = shape.T.ravel().astype(int)
     changes = np.flatnonzero(np.diff(np.concatenate([[0], columns, [1 - columns[-1]]])))
     counts = np.diff(np.concatenate([[0], changes])).tolist()
-    size = [SIZE[1], SIZE[0]]
     polygon = Image.new("1", SIZE)
     ImageDraw.Draw(polygon).polygon([3, 3, 35, 8, 20, 27], fill=1)
     for segmentation, expected in (
-        ({"size": size, "counts": packed["counts"].decode()}, shape),
-        ({"size": size, "counts": counts}, shape),
+        ({"size": FULL, "counts": packed["counts"].decode()}, shape),
+        ({"size": FULL, "counts": counts}, shape),
         ([SQUARE], rectangle(5, 4, 25, 20)),
         ([SQUARE, [30, 2, 38, 2, 38, 9, 30, 9]], rectangle(5, 4, 25, 20) | rectangle(30, 2, 38, 9)),
     ):
@@ -97,8 +97,7 @@ def test_coco_boxes_polygons_and_both_encodings_agree_with_other_libraries(tmp_p
         assert (region == expected).all()
     annotations = formats.read_coco(coco_file(tmp_path, [row(segmentation=[[3, 3, 35, 8, 20, 27]])]))
     assert [one.size for one in annotations.objects["a.jpg"]] == [SIZE]
-    region = drawn(annotations)
-    assert not differs_off_the_edge(region, np.array(polygon)).any()
+    assert not differs_off_the_edge(drawn(annotations), np.array(polygon)).any()
     region = drawn(formats.read_coco(coco_file(tmp_path, [row(bbox=[2, 3, 10, 5]), row(bbox=[20, 20, 4, 4])])))
     assert (region == (rectangle(2, 3, 12, 8) | rectangle(20, 20, 24, 24))).all()
 
@@ -134,47 +133,39 @@ def test_crowds_and_dangling_ids_and_bad_boxes_are_counted_and_left_out(tmp_path
     }
 
 
-def test_coco_boxes_and_polygons_in_shares_are_recognised(tmp_path: Path) -> None:
-    shares = [side / SIZE[number % 2] for number, side in enumerate(SQUARE)]
-    for annotation in (
-        row(bbox=[0.125, 4 / 30, 0.5, 16 / 30]),
-        row(bbox=[0.125, 4 / 30, 0.5, 16 / 30], segmentation=[shares]),
-        row(segmentation=[shares]),
-    ):
-        assert (drawn(formats.read_coco(coco_file(tmp_path, [annotation]))) == rectangle(5, 4, 25, 20)).all()
+SHARES = [side / SIZE[number % 2] for number, side in enumerate(SQUARE)]
+EMPTY = {"size": FULL, "counts": [SIZE[0] * SIZE[1]]}
+NO_SIZE = [{"id": 1, "file_name": "a.jpg", "width": -1, "height": -1}]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "more"),
+    [
+        ({"bbox": [0.125, 4 / 30, 0.5, 16 / 30]}, {}),
+        ({"bbox": [0.125, 4 / 30, 0.5, 16 / 30], "segmentation": [SHARES]}, {}),
+        ({"segmentation": [SHARES]}, {}),
+        *(({"segmentation": empty, "bbox": [5, 4, 20, 16]}, {}) for empty in ([[0] * 6], [[-1] * 6], EMPTY, [])),
+        ({"segmentation": [SQUARE]}, {"images": NO_SIZE}),
+    ],
+)
+def test_coco_in_shares_with_empty_outlines_and_without_a_size(tmp_path: Path, annotation: Any, more: Any) -> None:
+    region = drawn(formats.read_coco(coco_file(tmp_path, [row(**annotation)], **more)))
+    assert (region == rectangle(5, 4, 25, 20)).all()
 
 
 def test_an_outline_without_a_box_gets_the_box_around_it(tmp_path: Path) -> None:
-    shape = rectangle(5, 4, 25, 20)
-    packed = rle.encode(np.asfortranarray(shape.astype(np.uint8)))
-    left, top, width, height = rle.toBbox(packed)
-    segmentation = {"size": [SIZE[1], SIZE[0]], "counts": packed["counts"].decode()}
-    for one in (segmentation, [SQUARE]):
+    packed = rle.encode(np.asfortranarray(rectangle(5, 4, 25, 20).astype(np.uint8)))
+    for one in ({"size": FULL, "counts": packed["counts"].decode()}, [SQUARE]):
         for bbox in ([], None, [0, 0, 0, 0], [3, 3, -1, 5], [-1, -1, -1, -1], [0, 0, 1, 1], [None] * 4):
             annotations = formats.read_coco(coco_file(tmp_path, [row(segmentation=one, bbox=bbox)]))
-            assert annotations.objects["a.jpg"][0].box == Box(left, top, left + width, top + height)
-            assert (drawn(annotations) == shape).all()
+            assert annotations.objects["a.jpg"][0].box == Box(5, 4, 25, 20)
+            assert (drawn(annotations) == rectangle(5, 4, 25, 20)).all()
             assert not annotations.problems
-
-
-def test_an_outline_without_an_area_leaves_the_box(tmp_path: Path) -> None:
-    empty = {"size": [SIZE[1], SIZE[0]], "counts": [SIZE[0] * SIZE[1]]}
-    for one in ([[0, 0, 0, 0, 0, 0]], [[-1, -1, -1, -1, -1, -1]], empty, []):
-        annotations = formats.read_coco(coco_file(tmp_path, [row(segmentation=one, bbox=[5, 4, 20, 16])]))
-        assert (drawn(annotations) == rectangle(5, 4, 25, 20)).all()
-
-
-def test_a_placeholder_for_the_size_of_a_picture_is_ignored(tmp_path: Path) -> None:
-    images = [{"id": 1, "file_name": "a.jpg", "width": -1, "height": -1}]
-    region = drawn(formats.read_coco(coco_file(tmp_path, [row(segmentation=[SQUARE])], images=images)))
-    assert (region == rectangle(5, 4, 25, 20)).all()
 
 
 @pytest.mark.parametrize("name", ["instances_val.json", "_annotations.coco.json", "annotations/x.json"])
 def test_a_broken_file_with_a_name_for_regions_is_not_skipped(tmp_path: Path, name: str) -> None:
-    whole = coco_file(tmp_path, [row(bbox=[1, 1, 4, 4])])
-    text = whole.read_text()
-    whole.unlink()
+    text = coco_text([row(bbox=[1, 1, 4, 4])])
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(text[: len(text) // 2])
     (tmp_path / "notes.json").write_text("{")
@@ -255,13 +246,6 @@ def test_voc_boxes_in_shares_are_recognised_from_all_files_together(tmp_path: Pa
     assert both.problems == {"boxes inside the corner pixel, probably given as shares instead of pixels": ["a.jpg"]}
 
 
-def test_voc_may_have_another_encoding(tmp_path: Path) -> None:
-    text = VOC.format(size=VOC_SIZE, objects=voc_object(1, 1, 5, 5, name="狗"))
-    (tmp_path / "a.xml").write_bytes(f'<?xml version="1.0" encoding="utf-16"?>\r\n{text}'.encode("utf-16"))
-    (annotations,) = formats.find_regions(tmp_path)
-    assert [one.category for one in annotations.objects["a.jpg"]] == ["狗"]
-
-
 # YOLO
 
 
@@ -302,23 +286,15 @@ def test_yolo_boxes_and_polygons_in_shares_and_names_by_number(tmp_path: Path, n
     ],
 )
 def test_a_data_yaml_stands_for_the_folder_of_its_pictures(tmp_path: Path, table: str, place: str) -> None:
-    for folder in (place, "images/train"):
+    for folder, name in ((place, "a"), ("images/train", "b")):
         labels = tmp_path / folder.replace("images", "labels")
         for made in (tmp_path / folder, labels):
             made.mkdir(parents=True)
-        name = "a" if folder == place else "b"
         Image.new("RGB", SIZE).save(tmp_path / folder / f"{name}.png")
         (labels / f"{name}.txt").write_text("1 0.5 0.5 0.5 0.2\n")
     (tmp_path / "data.yaml").write_text(f"{table}\nnames: [dog, cat]\n")
     data = read_data(tmp_path / "data.yaml")
     assert [(item.path.resolve(), item.label) for item in data.items] == [(tmp_path / place / "a.png", "cat")]
-
-
-def test_a_data_yaml_with_several_folders_does_not_stand_for_the_training_pictures(tmp_path: Path) -> None:
-    (tmp_path / "train").mkdir()
-    (tmp_path / "data.yaml").write_text("val: [v1, v2]\ntrain: train\nnames: [dog, cat]\n")
-    with pytest.raises(InputError, match="must name one folder that exists"):
-        read_data(tmp_path / "data.yaml")
 
 
 @pytest.mark.parametrize("regions", [None, "set/labels"])
@@ -606,9 +582,8 @@ REFUSED = {
 def test_masks_that_could_mean_two_things_are_refused_in_one_sentence(tmp_path: Path, case: str) -> None:
     pictures, message = REFUSED[case]
     suffix = ".tif" if pictures[0].mode in ("I", "F") else ".png"
-    with pytest.raises(InputError, match=message) as caught:
+    with refused(message, InputError):
         masks_of(tmp_path, *pictures, suffix=suffix)
-    assert "\n" not in str(caught.value)
 
 
 def test_one_mask_that_is_refused_costs_only_its_own_picture(tmp_path: Path) -> None:
@@ -806,16 +781,14 @@ def flipped_at_random(picture: Image.Image) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("preprocess", [standardised, size_depends_on_content, flipped_at_random])
+@pytest.mark.parametrize("region", [blob((64, 64)), np.zeros((64, 64), bool), np.ones((64, 64), bool)])
 def test_a_preprocessing_that_cannot_be_followed_is_refused(
-    preprocess: Callable[[Image.Image], torch.Tensor],
+    preprocess: Callable[[Image.Image], torch.Tensor], region: np.ndarray
 ) -> None:
-    for region in (blob((64, 64)), np.zeros((64, 64), bool), np.ones((64, 64), bool)):
-        with pytest.raises(InputError, match="regions cannot be followed through this preprocessing") as caught:
-            preprocess_region(region, preprocess)
-            measure_shades(preprocess, (64, 64)) if preprocess is not size_depends_on_content else preprocess_region(
-                blob((64, 64)), preprocess
-            )
-        assert "\n" not in str(caught.value)
+    with refused("regions cannot be followed through this preprocessing", InputError):
+        preprocess_region(region, preprocess)
+        measure_shades(preprocess, (64, 64))
+        preprocess_region(blob((64, 64)), preprocess)
 
 
 def test_a_preprocessing_may_draw_random_numbers_without_effect() -> None:
@@ -895,7 +868,6 @@ BROKEN: list[tuple[str, str | bytes, str]] = [
             '{"images": [{"id": 1}], "annotations": []}',
             '{"images": [{"id": 1, "file_name": "a", "width": "wide", "height": 3}], "annotations": []}',
             f'{{"images": [{{"id": 1, "file_name": ""}}], "categories": [{{"id": 1, "name": "c"}}], {NO_NAME}}}',
-            "[" * 100_000,
             b"\xff\xfe\x00\x81",
         )
     ),
@@ -934,10 +906,8 @@ def test_a_broken_file_is_refused_in_one_sentence(
     if is_yolo:
         (yolo_folder(tmp_path, "0 0.5 0.5 0.5 0.5") / "b.txt").write_text("0 0.5 0.5 0.5 0.5")
     (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
-    with pytest.raises(InputError, match=message) as caught:
+    with refused(message, InputError, quotes=True):
         formats.read_regions(tmp_path if is_yolo else tmp_path / name)
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "x" * 200_000, '"unclosed', "a,b\n1,2\n"])
@@ -952,12 +922,13 @@ def test_other_files_among_the_pictures_are_no_regions(tmp_path: Path, text: str
     [
         ("- a", "cannot be read as a data.yaml"),
         ("names: [a]", "must name one folder that exists as val, valid, test or train, not none;"),
-        ("val: [a, b]", r"must name one folder that exists as val.*, not \['a', 'b'\];"),
+        ("val: [a, b]\ntrain: train", r"must name one folder that exists as val.*, not \['a', 'b'\], train;"),
         ("val: gone", "must name one folder that exists as val.*, not gone;"),
         ("val: [", "cannot be read"),
     ],
 )
 def test_a_data_yaml_without_pictures_is_one_sentence(tmp_path: Path, table: str, words: str) -> None:
+    (tmp_path / "train").mkdir()
     (tmp_path / "data.yaml").write_text(table)
     with pytest.raises(InputError, match=words):
         read_data(tmp_path / "data.yaml")
