@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from folders import write_masked
 from PIL import Image
 from torch import nn
 from torch.nn import functional
@@ -20,6 +21,8 @@ from camkit.background.regions import ObjectAnnotation, widened_boxes
 from camkit.engine.heatmap import fuse_heatmaps, upsample
 from camkit.images.regions import Shades
 from camkit.types import Box, Placement
+
+AS_TENSOR = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
 
 
 def disc(size, centre, radius):
@@ -148,9 +151,8 @@ def test_a_hole_is_filled_from_its_surroundings():
 
 
 def test_a_picture_that_is_all_hole_becomes_zero_not_nan():
-    assert torch.equal(
-        edits.fill_smoothly(torch.ones(3, 16, 16), torch.ones(16, 16, dtype=torch.bool)), torch.zeros(3, 16, 16)
-    )
+    filled = edits.fill_smoothly(torch.ones(3, 16, 16), torch.ones(16, 16, dtype=torch.bool))
+    assert torch.equal(filled, torch.zeros(3, 16, 16))
 
 
 def test_the_largest_rectangle_beside_the_hole_is_found():
@@ -164,9 +166,8 @@ def test_the_largest_rectangle_beside_the_hole_is_found():
         sums = np.pad(cells.cumsum(0).cumsum(1), ((1, 0), (1, 0)))
         for top in range(32):
             for left in range(32):
-                blocked = (
-                    sums[top + 1 :, left + 1 :] - sums[top, left + 1 :] - sums[top + 1 :, [left]] + sums[top, left]
-                )
+                below, corner = sums[top + 1 :], sums[top]
+                blocked = below[:, left + 1 :] - corner[left + 1 :] - below[:, [left]] + corner[left]
                 rows, columns = np.nonzero(blocked == 0)
                 best = max(best, ((rows + 1) * (columns + 1)).max(initial=0))
 
@@ -224,9 +225,8 @@ def test_headroom_is_the_gain_of_perfect_maps_in_their_own_region():
     everywhere = heat_in_cells(torch.ones(48, 48, dtype=torch.bool), (6, 6), Placement())
 
     def mean_headroom(regions):
-        return float(
-            headroom(np.stack([heat_in_cells(region, (6, 6), Placement()) for region in regions]), everywhere).mean()
-        )
+        within = np.stack([heat_in_cells(region, (6, 6), Placement()) for region in regions])
+        return float(headroom(within, everywhere).mean())
 
     assert mean_headroom(apart) > 0.4
     assert mean_headroom(alike) < 0.05
@@ -301,19 +301,11 @@ def test_the_background_serves_in_which_the_least_remains_filled(tmp_path):
         for number in range(20):
             centre = 13 if number < 10 else 34
             disc = (rows - 24) ** 2 + (columns - centre) ** 2 < 11**2
-            pixels = np.where(disc, 250, 60 + 8 * number + 4 * (label == "b"))[..., None].repeat(3, 2).astype(np.uint8)
-            for kind, picture in (("images", pixels), ("masks", disc.astype(np.uint8) * 255)):
-                file = tmp_path / kind / label / f"{number}.png"
-                file.parent.mkdir(parents=True, exist_ok=True)
-                Image.fromarray(picture).save(file)
-
-    def tensor_of(picture):
-        return torch.from_numpy(np.array(picture.convert("RGB")).transpose(2, 0, 1)).float() / 255
+            pixels = np.where(disc, 250, 60 + 8 * number + 4 * (label == "b"))[..., None].repeat(3, 2)
+            data = write_masked(tmp_path, f"{label}/{number}.png", pixels, disc)
 
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)).eval()
-    plan = plan_check(
-        model, tmp_path / "images", regions=tmp_path / "masks", preprocess=tensor_of, labels=["a", "b"]
-    )  # fmt: skip
+    plan = plan_check(model, data, preprocess=AS_TENSOR, labels=["a", "b"])
     experiment = Experiment(plan)
 
     hidden: list[bool] = []
@@ -350,10 +342,7 @@ def write_crosses(folder, count=8):
         for number in range(count):
             picture = np.clip(colour + rng.normal(0, 12, (64, 64, 3)), 0, 255)
             picture[cross] = 230
-            for kind, pixels in (("pictures", picture), ("masks", 255 * cross)):
-                file = folder / kind / name / f"{number}.png"
-                file.parent.mkdir(parents=True, exist_ok=True)
-                Image.fromarray(pixels.astype(np.uint8)).save(file)
+            write_masked(folder, f"{name}/{number}.png", picture, cross)
     return folder / "pictures"
 
 
@@ -368,16 +357,9 @@ def test_a_gap_shows_on_objects_whose_boxes_fill_the_picture(tmp_path):
             layer.bias.zero_()
         reads_colour[0].weight[0, 2] = reads_colour[0].weight[1, 0] = 1
         reads_colour[4].weight.copy_(torch.eye(2))
-    preprocess = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
-    pictures = write_crosses(tmp_path, 32)
+    options = {"preprocess": AS_TENSOR, "labels": ["blue", "red"], "config": {"check": {"layer": "1", "pastes": 1}}}
 
-    result = camkit.check(
-        reads_colour.eval(),
-        pictures,
-        preprocess=preprocess,
-        labels=["blue", "red"],
-        config={"check": {"layer": "1", "pastes": 1}},
-    )
+    result = camkit.check(reads_colour.eval(), write_crosses(tmp_path, 32), **options)
 
     assert result.overall.tested == 64
     assert all(gap.effect.value > 0.9 for gap in result.overall.gap.by_fill.values())
@@ -394,20 +376,12 @@ def test_the_heat_is_that_of_the_default_method(tmp_path):
         nn.Flatten(),
         nn.Linear(8, 2),
     ).eval()
-    preprocess = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
-    pictures = write_crosses(tmp_path)
+    pictures, options = write_crosses(tmp_path), {"config": {"check": {"pastes": 1}}, "out": tmp_path / "report"}
 
-    result = camkit.check(
-        model,
-        pictures,
-        preprocess=preprocess,
-        labels=["blue", "red"],
-        out=tmp_path / "report",
-        config={"check": {"pastes": 1}},
-    )
+    result = camkit.check(model, pictures, preprocess=AS_TENSOR, labels=["blue", "red"], **options)
 
     shown = next(row for row in result.images if row.status == "ok")
-    alone = camkit.explain(model, pictures / shown.name, preprocess=preprocess, target=int(shown.label == "red"))
+    alone = camkit.explain(model, pictures / shown.name, preprocess=AS_TENSOR, target=int(shown.label == "red"))
     region = np.asarray(Image.open(tmp_path / "masks" / shown.name)) > 0
     assert (result.method, result.layer) == (alone.method, alone.layer) == ("gradcam-sharpened", "0+1")
     assert shown.energy == pytest.approx(alone.heatmap[region].sum() / alone.heatmap.sum(), abs=1e-5)
