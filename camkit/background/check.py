@@ -363,9 +363,7 @@ def _warnings(
 ) -> tuple[str, ...]:
     """Return what the reader should know about the data and the config."""
     answered = [(item.label, heat[item.name].answer.output) for item in plan.data.items if item.name in heat]
-    question = question_order(
-        [label for label, _ in answered], [answer for _, answer in answered], plan.outputs, plan.model.labels
-    )
+    question = question_order(answered, plan.outputs, plan.model.labels)
     outputs = [answer.output for of_picture in answers.values() for answer in of_picture.values()]
     boxes = [{annotation.kind for annotation in item.objects} == {"box"} for item in plan.data.items]
     sentences = said(

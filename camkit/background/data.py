@@ -253,8 +253,11 @@ def _label_pictures(
             "remove the group setting"
         )
     others = [os.path.realpath(folder) for folder in (skip, regions) if folder is not None]
-    folders = [folder for folder in sorted(data.iterdir()) if folder.is_dir() and folder.name[0] != "."]
-    folders = [folder for folder in folders if os.path.realpath(folder) not in others]
+    folders = [
+        folder
+        for folder in sorted(data.iterdir())
+        if folder.is_dir() and folder.name[0] != "." and os.path.realpath(folder) not in others
+    ]
     of_masks = [folder.name for folder in folders if names_masks(folder.name) and folder.name not in of_classes]
     by_class = {folder.name: _pictures_in(folder) for folder in folders if folder.name not in of_masks}
     with_pictures = [name for name, files in by_class.items() if files]
@@ -509,7 +512,7 @@ def _look_up(
 
 
 def question_order(
-    labels: Sequence[str], answers: Sequence[int], outputs: Mapping[str, Sequence[int]], names: Sequence[str] | None
+    answers: Iterable[tuple[str, int]], outputs: Mapping[str, Sequence[int]], names: Sequence[str] | None
 ) -> str | None:
     """Return a question about the order of the classes if those of some seem to be exchanged; else None.
 
@@ -518,12 +521,12 @@ def question_order(
     Nothing is asked if two classes would get the same output: the model may then name one class for everything.
 
     Args:
-        labels, answers: the class of each picture, and the output that the model named; below 0 if it named none.
+        answers: the class of each picture, and the output that the model named; below 0 if it named none.
         outputs: the model's outputs for each class.
         names: the model's labels.
     """
     given: dict[str, Counter[int]] = defaultdict(Counter)
-    for label, answer in zip(labels, answers, strict=True):
+    for label, answer in answers:
         given[label][answer] += 1
     most = {label: counts.most_common(1)[0] for label, counts in sorted(given.items())}
     kept = {answer for label, (answer, _) in most.items() if answer in outputs[label]}

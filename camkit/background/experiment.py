@@ -252,7 +252,7 @@ def heat_rows(plan: Plan, items: Sequence[Item]) -> Iterator[HeatRow | Unusable]
     numbers, boxes = tuple(range(1, len(items) + 1)), CropBoxes()  # the parts of the pictures that the model sees
     classes = tuple(plan.outputs[item.label] for item in items)
     target = _RecordingTarget(classes, activation=plan.model.activation, numbers=numbers)
-    for number, item, explanation in zip(numbers, items, plan.explain(items, target=target), strict=True):
+    for number, item, explanation in zip(numbers, items, plan.explain(items, target), strict=True):
         try:
             if isinstance(explanation, Failure):
                 raise explanation.error

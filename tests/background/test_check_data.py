@@ -523,14 +523,17 @@ def test_null_in_a_class_map_leaves_the_pictures_of_a_class_out(tmp_path: Path) 
         read_data(tmp_path, class_map=dict.fromkeys(("cat", "dog", "emu")))
 
 
-def question(table: list[list[int]], outputs: int | None = None) -> str | None:
+def question(table: list[list[int]]) -> str | None:
     """Ask about the order of classes a, b, ..., of which each row says how many pictures get each output."""
     classes = "abcdefgh"[: len(table)]
-    pairs = [(name, output) for name, row in zip(classes, table, strict=True) for output, n in enumerate(row)
-             for _ in range(n)]  # fmt: skip
-    names = [f"label {number}" for number in range(outputs or len(table[0]))]
-    indices = {name: (number,) for number, name in enumerate(classes)}
-    return question_order([name for name, _ in pairs], [output for _, output in pairs], indices, names)
+    answers = [
+        (name, output)
+        for name, row in zip(classes, table, strict=True)
+        for output, n in enumerate(row)
+        for _ in range(n)
+    ]
+    names = [f"label {number}" for number in range(len(table[0]))]
+    return question_order(answers, {name: (number,) for number, name in enumerate(classes)}, names)
 
 
 @settings(max_examples=50, deadline=None)
@@ -558,9 +561,9 @@ def test_wrong_answers_alone_raise_no_question(table: list[list[int]]) -> None:
 
 
 def test_the_question_names_outputs_that_no_class_has() -> None:
-    asked = question_order([*"aaaaabbbbb"], [2] * 5 + [3] * 5, {"a": (0, 7), "b": (1,)}, None)
+    asked = question_order([("a", 2)] * 5 + [("b", 3)] * 5, {"a": (0, 7), "b": (1,)}, None)
     assert asked == "the model mostly answers class 2 for 'a', class 3 for 'b': are the labels in the model's order?"
-    assert question_order([*"aaaaa"], [-1] * 5, {"a": (0,)}, None) is None
+    assert question_order([("a", -1)] * 5, {"a": (0,)}, None) is None
 
 
 # The sample

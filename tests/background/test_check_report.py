@@ -131,6 +131,7 @@ def test_the_page_shows_every_reason_once(result):
 def test_every_report_for_people_begins_with_the_same_sentence(result, out):
     sentence = words.sentence(result)
 
+    assert result.classes["bird"].attraction.level == result.judged["bird"].effects["attraction"].level == "fail"
     assert sentence.startswith("demo-biased relies on the background: the model recognises 100% of the objects")
     assert f"</span>: {sentence}</h1>" in (out / "report.html").read_text()
     assert (out / "summary.md").read_text().splitlines()[0].endswith(sentence)
