@@ -11,6 +11,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from folders import write_masked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw, ImageOps
@@ -24,7 +25,6 @@ from camkit.background import regions as formats
 from camkit.background.data import read_data
 from camkit.background.regions import Annotations, ObjectAnnotation, object_region, widened_boxes
 from camkit.errors import ImageError, InputError
-from camkit.images.masks import MaskFile, understand_masks
 from camkit.images.regions import measure_shades, preprocess_region
 from camkit.types import Box
 from scripts.demo.drawn_scenes import draw
@@ -197,28 +197,30 @@ def voc_object(*sides: object, name: str = "cat") -> str:
     return OBJECT.format(*sides, name=name)
 
 
+def voc_file(folder: Path, *objects: str, name: str = "a", size: str = VOC_SIZE) -> Path:
+    file = folder / f"{name}.xml"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(VOC.format(size=size, objects="".join(objects)))
+    return file
+
+
 @pytest.mark.parametrize("size", [VOC_SIZE, "", "<size><width>0</width><height>0</height></size>"])
 def test_voc_counts_pixels_from_one_and_includes_the_last(tmp_path: Path, size: str) -> None:
-    file = tmp_path / "a.xml"
-    file.write_text(VOC.format(size=size, objects=voc_object(1, 1, 40, 30) + voc_object(3, 4, 3, 9, name="dog")))
-    annotations = formats.read_voc(file)
-    assert [(one.category, tuple(one.box)) for one in annotations.objects["a.jpg"]] == [
-        ("cat", (0, 0, 40, 30)),
-        ("dog", (2, 3, 3, 9)),
-    ]
-    assert {one.size for one in annotations.objects["a.jpg"]} == {SIZE if size == VOC_SIZE else None}
+    objects = voc_object(1, 1, 40, 30), voc_object(3, 4, 3, 9, name="dog")
+    annotations = formats.read_voc(voc_file(tmp_path, *objects, size=size))
+    cat, dog = annotations.objects["a.jpg"]
+    assert [cat.category, cat.box, dog.category, dog.box] == ["cat", Box(0, 0, 40, 30), "dog", Box(2, 3, 3, 9)]
+    assert cat.size == dog.size == (SIZE if size == VOC_SIZE else None)
     assert drawn(annotations).all()
-    assert (object_region(annotations.objects["a.jpg"][1:], SIZE) == rectangle(2, 3, 3, 9)).all()
+    assert (object_region([dog], SIZE) == rectangle(2, 3, 3, 9)).all()
     assert not annotations.problems
 
 
 def test_voc_pictures_with_one_name_in_two_folders_keep_their_own_objects(tmp_path: Path) -> None:
-    for label, sides in (("cat", (1, 1, 5, 5)), ("dog", (11, 11, 15, 15))):
-        (tmp_path / label).mkdir()
-        text = VOC.format(size=VOC_SIZE, objects=voc_object(*sides, name=label))
-        (tmp_path / label / "a.xml").write_text(text)
-    annotations = formats.read_voc(tmp_path)
-    assert {name: [one.category for one in objects] for name, objects in annotations.objects.items()} == {
+    for label in ("cat", "dog"):
+        voc_file(tmp_path, voc_object(1, 1, 5, 5, name=label), name=f"{label}/a")
+    found = formats.read_voc(tmp_path).objects
+    assert {name: [one.category for one in of] for name, of in found.items()} == {
         "cat/a.jpg": ["cat"],
         "dog/a.jpg": ["dog"],
     }
@@ -228,7 +230,7 @@ def test_other_xml_among_annotations_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "junit.xml").write_text("<testsuites/>")
     assert formats.find_regions(tmp_path) == []
-    (tmp_path / "a.xml").write_text(VOC.format(size=VOC_SIZE, objects=voc_object(1, 1, 5, 5)))
+    voc_file(tmp_path, voc_object(1, 1, 5, 5))
     (annotations,) = formats.find_regions(tmp_path)
     assert list(annotations.objects) == ["a.jpg"]
     (tmp_path / "b.xml").write_text("<annotation>")
@@ -237,15 +239,16 @@ def test_other_xml_among_annotations_is_skipped(tmp_path: Path) -> None:
 
 
 def test_voc_boxes_in_shares_are_recognised_from_all_files_together(tmp_path: Path) -> None:
-    (tmp_path / "a.xml").write_text(VOC.format(size=VOC_SIZE, objects=voc_object(0.25, 0.2, 0.75, 1.0)))
+    voc_file(tmp_path, voc_object(0.25, 0.2, 0.75, 1.0))
     assert (drawn(formats.read_voc(tmp_path)) == rectangle(10, 6, 30, 30)).all()
-    text = VOC.format(size=VOC_SIZE, objects=voc_object(3, 4, 12, 20)).replace("a.jpg", "b.jpg")
-    (tmp_path / "b.xml").write_text(text)
+    other = voc_file(tmp_path, voc_object(3, 4, 12, 20), name="b")
+    other.write_text(other.read_text().replace("a.jpg", "b.jpg"))
     both = formats.read_voc(tmp_path)
     assert (drawn(both, "b.jpg") == rectangle(2, 3, 12, 20)).all()
     assert both.problems == {"boxes inside the corner pixel, probably given as shares instead of pixels": ["a.jpg"]}
 
 
+# YOLO
 # YOLO
 
 
@@ -321,31 +324,25 @@ def test_without_names_a_class_is_its_number_and_a_confidence_and_a_track_are_le
     assert (drawn(annotations, "a") == rectangle(10, 12, 30, 18)).all()
 
 
-POSES = {
-    "4 keypoints of 3 numbers": (3, "0.3 0.45 2 0.5 0.5 1 0 0 0 0.7 0.55 2"),
-    "4 keypoints of 2 numbers": (2, "0.3 0.45 0.5 0.5 0 0 0.7 0.55"),
-    "3 keypoints of 3 numbers and a confidence": (3, "0.3 0.45 2 0.5 0.5 1 0 0 0 0.9"),
-}
+POSES = [
+    ("kpt_shape: [4, 3]", "0.3 0.45 2 0.5 0.5 1 0 0 0 0.7 0.55 2"),
+    ("kpt_shape: [4, 2]", "0.3 0.45 0.5 0.5 0 0 0.7 0.55"),
+    ("kpt_shape: [3, 3]", "0.3 0.45 2 0.5 0.5 1 0 0 0 0.9"),  # and a confidence
+    ("", "0.3 0.45 2 0.5 0.5 1 0 0 0 0.7 0.55 2\n0 0.5 0.5 0.5 0.2 0.3 0.45 0 0.5 0.5 1 0 0 0 0.7 0.55 2"),
+]
 
 
-@pytest.mark.parametrize("pose", POSES)
-@pytest.mark.parametrize("place", ["beside", "above class names in the folder of labels"])
-def test_of_a_pose_the_box_is_read(tmp_path: Path, pose: str, place: str) -> None:
-    size, keypoints = POSES[pose]
-    table = f"kpt_shape: [{len(keypoints.split()) // size}, {size}]\n"
-    labels = yolo_folder(tmp_path, f"0 0.5 0.5 0.5 0.2 {keypoints}\n0 0.5 0.5 0.5 0.2", ("data.yaml", table))
-    if place == "beside":
-        (tmp_path / "data.yaml").write_text(f"names: [cat]\n{table}")
+@pytest.mark.parametrize(("table", "keypoints"), POSES)
+@pytest.mark.parametrize("names_in_table", [True, False])
+def test_of_a_pose_the_box_is_read(tmp_path: Path, table: str, keypoints: str, names_in_table: bool) -> None:
+    labels = yolo_folder(tmp_path, f"0 0.5 0.5 0.5 0.2 {keypoints}", ("data.yaml", f"{table}\n"))
+    if names_in_table:
+        (tmp_path / "data.yaml").write_text(f"names: [cat]\n{table}\n")
     else:
         (labels / "classes.txt").write_text("cat\n")
-    first, second = formats.read_yolo(labels).objects["a"]
-    assert (first.kind, first.category, first.box) == ("box", "cat", second.box)
-
-
-def test_a_pose_with_visibilities_is_recognised_without_a_table(tmp_path: Path) -> None:
-    labels = yolo_folder(tmp_path, "0 0.5 0.5 0.5 0.2 0.3 0.45 2 0.5 0.5 1 0 0 0 0.7 0.55 2")
-    (labels / "b.txt").write_text("0 0.5 0.5 0.5 0.2 0.3 0.45 0 0.5 0.5 1 0 0 0 0.7 0.55 2")
-    assert {one.kind for objects in formats.read_yolo(labels).objects.values() for one in objects} == {"box"}
+    for found in formats.read_yolo(labels).objects["a"]:
+        assert (found.kind, found.category) == ("box", "cat")
+        assert (object_region([found], SIZE) == rectangle(10, 12, 30, 18)).all()
 
 
 def test_polygons_beside_kpt_shape_stay_polygons(tmp_path: Path) -> None:
@@ -384,9 +381,7 @@ def test_lists_of_pictures_beside_yolo_are_no_annotations(tmp_path: Path, names:
     for name in ("train.txt", "images.txt", "README.dataset.txt"):
         (tmp_path / name).write_text(names if name != "README.dataset.txt" else "Exported from a tool.\n")
     (annotations,) = formats.find_regions(tmp_path)
-    assert {name: [one.category for one in objects] for name, objects in annotations.objects.items()} == {
-        "data/a": ["dog"]
-    }
+    assert [(name, one.category) for name, of in annotations.objects.items() for one in of] == [("data/a", "dog")]
 
 
 def test_yolo_counts_unknown_classes_and_invalid_boxes(tmp_path: Path) -> None:
@@ -451,17 +446,14 @@ def test_a_colour_mask_of_16_bits_is_refused_and_not_read_as_black(tmp_path: Pat
 
 
 def test_a_mask_of_another_size_or_a_broken_one_is_an_image_error(tmp_path: Path) -> None:
-    masks_of(tmp_path, levels(BOTH * 255))
-    file = tmp_path / "a.png"
-    annotation = ObjectAnnotation("", None, MaskFile(file, understand_masks([file])))
+    objects, file = masks_of(tmp_path, levels(BOTH * 255)).objects["a"], tmp_path / "a.png"
     with pytest.raises(ImageError, match=r"the mask .*a\.png has 40x30 pixels, but its picture has 30x40"):
-        object_region([annotation], (30, 40))
+        object_region(objects, (30, 40))
     file.write_bytes(file.read_bytes()[:60])
-    with pytest.raises(ImageError, match=r"the mask .*a\.png cannot be read"):
-        object_region([annotation], SIZE)
-    file.unlink()
-    with pytest.raises(ImageError, match=r"the mask .*a\.png cannot be read"):
-        object_region([annotation], SIZE)
+    for _ in range(2):  # broken, then gone
+        with pytest.raises(ImageError, match=r"the mask .*a\.png cannot be read"):
+            object_region(objects, SIZE)
+        file.unlink(missing_ok=True)
 
 
 def two_objects(first: int, second: int, around: int | None = None) -> np.ndarray:
@@ -688,12 +680,8 @@ def test_a_polygon_that_reaches_out_is_clipped() -> None:
 
 
 def test_removed_boxes_cover_each_part_of_a_mask_with_a_margin(tmp_path: Path) -> None:
-    file = tmp_path / "a.png"
-    levels((rectangle(3, 3, 9, 9) | rectangle(30, 20, 38, 28)) * 255).save(file)
-    assert (
-        widened_boxes([ObjectAnnotation("", None, MaskFile(file, understand_masks([file])))], SIZE)
-        == (rectangle(1, 1, 11, 11) | rectangle(28, 18, 40, 30))
-    ).all()
+    objects = masks_of(tmp_path, levels((rectangle(3, 3, 9, 9) | rectangle(30, 20, 38, 28)) * 255)).objects["a"]
+    assert (widened_boxes(objects, SIZE) == (rectangle(1, 1, 11, 11) | rectangle(28, 18, 40, 30))).all()
     wide = ObjectAnnotation("", Box(100, 100, 300, 200))
     assert (widened_boxes([wide], (400, 400))[92:208, 84:316]).all()
     assert widened_boxes([wide], (400, 400)).sum() == 116 * 232
@@ -810,20 +798,12 @@ def test_a_check_whose_preprocessing_crops_by_content_says_so(tmp_path):
 
     for thing, background in (("plane", "sky"), ("ship", "sea")):
         for seed in range(2):
-            drawn = draw(np.random.default_rng(seed), thing, background, 128)
-            for folder, pixels in (("images", drawn.image), ("masks", (drawn.mask > 0).astype(np.uint8) * 255)):
-                (tmp_path / folder / thing).mkdir(parents=True, exist_ok=True)
-                ImageOps.expand(Image.fromarray(pixels), 24).save(tmp_path / folder / thing / f"{seed}.png")
+            scene = draw(np.random.default_rng(seed), thing, background, 128)
+            pixels, inside = np.pad(scene.image, ((24, 24), (24, 24), (0, 0))), np.pad(scene.mask > 0, 24)
+            data = write_masked(tmp_path, f"{thing}/{seed}.png", pixels, inside)
 
     with pytest.raises(InputError, match="depends on the picture's content"):
-        camkit.check(
-            loaded.module,
-            tmp_path / "images",
-            regions=tmp_path / "masks",
-            preprocess=trimmed,
-            labels=loaded.labels,
-            out=tmp_path / "out",
-        )
+        camkit.check(loaded.module, data, preprocess=trimmed, labels=loaded.labels)
 
 
 # Formats that camkit does not read
