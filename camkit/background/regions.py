@@ -1,5 +1,8 @@
 """Annotated objects: find and read them, tell which picture an object is in, and draw the region that it covers.
 
+In the order of the file: what a source says (``ObjectAnnotation``, ``Annotations``); the objects of a picture
+(``RegionIndex``); the pixels of the objects (``object_region``); and last the formats, each with its readers.
+
 Regions are read from COCO, Pascal VOC, YOLO, a CSV of boxes, or mask pictures. For each format, ``find_*`` lists its
 files or folders for a folder of pictures, and ``read_*`` reads one of these.
 """
