@@ -682,9 +682,10 @@ def test_a_polygon_that_reaches_out_is_clipped() -> None:
 def test_removed_boxes_cover_each_part_of_a_mask_with_a_margin(tmp_path: Path) -> None:
     objects = masks_of(tmp_path, levels((rectangle(3, 3, 9, 9) | rectangle(30, 20, 38, 28)) * 255)).objects["a"]
     assert (widened_boxes(objects, SIZE) == (rectangle(1, 1, 11, 11) | rectangle(28, 18, 40, 30))).all()
-    wide = ObjectAnnotation("", Box(100, 100, 300, 200))
-    assert (widened_boxes([wide], (400, 400))[92:208, 84:316]).all()
-    assert widened_boxes([wide], (400, 400)).sum() == 116 * 232
+    wide = widened_boxes([ObjectAnnotation("", Box(100, 100, 300, 200))], (400, 400))
+    assert wide[92:208, 84:316].all() and wide.sum() == 116 * 232
+    larger_than_its_box = ObjectAnnotation("", Box(10, 10, 20, 20), [[10, 10, 50, 10, 50, 50, 10, 50]])
+    assert widened_boxes([larger_than_its_box], (64, 64))[12:48, 12:48].all()
 
 
 @pytest.mark.parametrize(

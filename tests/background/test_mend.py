@@ -145,14 +145,11 @@ def test_a_gap_that_shrinks_in_few_groups_or_pictures_counts_as_far_as_it_shows(
     assert (without.gap_change.groups, without.problem) == (PER_CLASS - 3, "")
 
 
-def test_no_group_mends_and_proves(found: camkit.MendResult) -> None:
+def test_no_group_mends_and_proves_and_outputs_without_a_class_keep_their_weights(found: camkit.MendResult) -> None:
     proved = {row.name for row in found.after.images}
     assert proved == {row.name for row in found.before.images}
     assert len(proved) == len(found.mended_on) == PER_CLASS
     assert not proved & set(found.mended_on)
-
-
-def test_outputs_without_a_class_in_the_data_keep_their_weights(found: camkit.MendResult) -> None:
     head, before = found.model.get_submodule("head"), reads_background(5).head
     assert not torch.equal(head.weight[:2], before.weight[:2])
     assert torch.equal(head.weight[2:], before.weight[2:])
@@ -200,11 +197,7 @@ def test_the_layer_minimises_the_loss_of_the_definition(strength: float) -> None
         direction, shift = rng.normal(size=weight.shape), rng.normal(size=bias.shape)
         for step in (1e-3, -1e-3):
             assert slow_loss(given, weight + step * direction, bias + step * shift, strength) > least
-
-
-def test_a_strong_pull_keeps_the_weights() -> None:
-    given = examples()
-    for new, old in zip(fit(given, 1e6), given.before, strict=True):
+    for new, old in zip(fit(given, 1e6), given.before, strict=True):  # a strong pull keeps the weights
         torch.testing.assert_close(new, old, atol=1e-5, rtol=0)
 
 
