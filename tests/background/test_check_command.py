@@ -255,17 +255,13 @@ def test_a_quick_check_shows_the_model_its_sample_alone(scenes, tmp_path):
     assert not any(step.startswith("add ") for step in report["next_steps"]), "half of the pictures are unused"
 
 
-def test_a_quick_check_keeps_a_class_without_regions(scenes, tmp_path):
-    data = copied(scenes, tmp_path, 6)
+def test_a_quick_check_keeps_a_class_without_regions_and_those_of_a_single_class_give_a_verdict(scenes, tmp_path):
+    data = copied(scenes, tmp_path, PER_CLASS)
     shutil.rmtree(data.parent / "masks" / "car")
     result = camkit.check("demo-fair", data, config={"check": {"per_class": 3, "pastes": 1}}, quick=True)
     assert sorted(result.classes) == ["bird", "car", "plane", "ship"]
     assert [row.label for row in result.images].count("car") == 3
-
-
-def test_regions_of_a_single_class_give_a_verdict(scenes, tmp_path):
-    data = copied(scenes, tmp_path, PER_CLASS)
-    for other in ("car", "plane", "ship"):
+    for other in ("plane", "ship"):
         shutil.rmtree(data.parent / "masks" / other)
     config = {**QUICK, "limits": {"least_pictures": PER_CLASS}}
     assert camkit.check("demo-biased", data, config=config).verdict != "PASS"
@@ -341,22 +337,15 @@ def test_pictures_that_cannot_be_used_are_counted_and_listed(scenes, tmp_path):
 
 @pytest.mark.extended
 @pytest.mark.parametrize("options", [{}, {"ring": 0.3, "ring_is_background": True}])
-def test_without_regions_the_ring_is_exchanged_and_only_warns_unless_it_is_background(scenes, options):
+def test_without_regions_the_ring_is_exchanged_and_only_warns_unless_it_is_background(scenes, tmp_path, options):
     config = {"check": {**QUICK["check"], **options}, "limits": {"least_pictures": PER_CLASS}}
 
-    result = camkit.check("demo-biased", scenes_without_masks(scenes), config=config)
+    (tmp_path / "alone").symlink_to(scenes)  # without the masks beside it
+    result = camkit.check("demo-biased", tmp_path / "alone", config=config)
 
     assert result.overall.skill is None
     assert list(result.overall.gap.by_fill) == ["ring"]
     assert result.verdict in (("FAIL",) if options else ("WARN", "PASS"))
-
-
-def scenes_without_masks(scenes):
-    link = scenes.parent / "alone" / "data"
-    if not link.exists():
-        link.parent.mkdir(exist_ok=True)
-        link.symlink_to(scenes)
-    return link
 
 
 def test_the_users_model_comes_back_as_it_went_in(scenes, tmp_path):
@@ -381,9 +370,8 @@ def test_assert_ok_names_the_worst_class_its_numbers_and_the_report(scenes, tmp_
 
     wide = {"least_pictures": 2, "skill": -1, "gap": 0.3, "sufficiency": 0.3, "attraction": 0.5}  # 40 pictures are few
     camkit.check("demo-fair", data, config={**config, "limits": wide}).assert_ok()
-    with pytest.raises(
-        AssertionError, match=r"FAIL: class '(bird|car|plane|ship)': .* (gap|attraction) of 1\.00 .*report\.html"
-    ):
+    worst = r"FAIL: class '(bird|car|plane|ship)': .* (gap|attraction) of 1\.00 .*report\.html"
+    with pytest.raises(AssertionError, match=worst):
         camkit.check("demo-biased", data, config=config, out=tmp_path / "out").assert_ok()
 
 
@@ -419,11 +407,11 @@ def test_a_function_weights_the_heat_as_the_method_of_that_formula_does(scenes, 
 @pytest.mark.extended
 def test_waivers_hold_until_they_expire(scenes, tmp_path):
     data = copied(scenes, tmp_path, 8)
-    waivers = [{"class": name, "reason": "known", "expires": "2999-01-01"} for name in ("bird", "car", "plane", "ship")]
-    config = {"check": QUICK["check"], "limits": {"least_pictures": 8}}
+    ends = {"bird": "2020-01-01", **dict.fromkeys(("car", "plane", "ship"), "2999-01-01")}
+    waivers = [{"class": name, "reason": "known", "expires": end} for name, end in ends.items()]
+    config = {**QUICK, "limits": {"least_pictures": 8}, "waivers": waivers}
 
-    waivers[0]["expires"] = "2020-01-01"
-    result = camkit.check("demo-biased", data, config={**config, "waivers": waivers})
+    result = camkit.check("demo-biased", data, config=config)
 
     assert {name for name in camkit.scenes.LABELS if result.judged[name].waived} == {"car", "plane", "ship"}
     assert result.verdict == "FAIL"
@@ -449,11 +437,12 @@ def test_cropped_away_objects_are_counted(tmp_path):
 
 
 @pytest.mark.parametrize("target", ["nowhere.toml", "camkit.toml"])
-def test_a_config_whose_link_is_broken_is_not_ignored(scenes, tmp_path, monkeypatch, target):
+def test_a_config_whose_link_is_broken_is_not_ignored(tmp_path, monkeypatch, target):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "camkit.toml").symlink_to(target)
 
-    done = run(scenes_without_masks(scenes), "--model", "demo-fair")
+    (tmp_path / "alone").mkdir()
+    done = run(tmp_path / "alone" / "data", "--model", "demo-fair")
 
     assert done.returncode == 2
     assert "the config camkit.toml cannot be read" in done.stderr
