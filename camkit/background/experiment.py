@@ -289,8 +289,9 @@ def _compared(plan: Plan, boxes: CropBoxes, item: Item, explanation: Explanation
     Raises:
         CamkitError: the region cannot be drawn, or cannot be followed through the preprocessing.
     """
-    about = (explanation.status, explanation.method, explanation.layer, explanation.layer_reason)
-    row = HeatRow(item.name, answer, *about)
+    row = HeatRow(
+        item.name, answer, explanation.status, explanation.method, explanation.layer, explanation.layer_reason
+    )
     if answer.output == NO_ANSWER or not item.objects:
         return row
     # Without a box, the explanation's picture is the model's input, and the original's size is read from the file.

@@ -209,14 +209,13 @@ class RegionIndex:
 def unmatched(classes: Collection[str], pictures: Sequence[str], indexes: Sequence[RegionIndex]) -> str:
     """Say how pictures and regions are named, if no picture has a region that can be used."""
     sources = []
-    for index in indexes:
-        problems = [f"{len(names)} {problem}" for problem, names in index.source.problems.items()]
+    for source, index in ((index.source, index) for index in indexes):
+        problems = [f"{len(names)} {problem}" for problem, names in source.problems.items()]
         ambiguous = [f"the names of {len(index.ambiguous)} pictures are ambiguous"] if index.ambiguous else []
-        names = f"names such as {_quoted(index.source.objects)}" if index.source.objects else "no objects"
-        found = index.source.categories
-        categories = f"the categories {_quoted(found)}" if found else "no categories"
+        names = f"names such as {_quoted(source.objects)}" if source.objects else "no objects"
+        categories = f"the categories {_quoted(source.categories)}" if source.categories else "no categories"
         sources.append(
-            f"the regions of {index.source.format} in {index.source.source} have "
+            f"the regions of {source.format} in {source.source} have "
             + "; ".join([f"{names} and {categories}", *ambiguous, *problems])
         )
     return (
