@@ -417,18 +417,15 @@ def starter_config(data: Dataset, settings: Settings) -> str:
     The lines of ``settings`` that are set are active; the others are commented and show the defaults. The paths are
     relative to the folder of the config.
     """
+
+    def toml(value: Any) -> Markup:
+        # A JSON value is a TOML value too, except that TOML escapes DEL and cannot hold bytes of a file name that are
+        # not characters
+        text = json.dumps(value, ensure_ascii=False, default=Path.as_posix).replace("\x7f", "\\u007f")
+        return Markup(re.sub("[\ud800-\udfff]", lambda byte: f"\\\\u{ord(byte[0]):x}", text))  # is not escaped again
+
     environment = templates("camkit.background.report")
-    environment.filters["toml"] = lambda value: Markup(_toml(value))  # is not escaped again
+    environment.filters["toml"] = toml
     tables = {name: getattr(settings, name) for name in ("model", "data", "check", "limits", "run")}
     given = {name: dict(sorted(given_in(table).items())) for name, table in tables.items()}
     return str(environment.get_template("camkit.toml").render(data=data, settings=settings, given=given))
-
-
-def _toml(value: Any) -> str:
-    """Return a value as TOML writes it.
-
-    A JSON value is a TOML value too, except that TOML escapes DEL and cannot hold bytes of a file name that are not
-    characters.
-    """
-    text = json.dumps(value, ensure_ascii=False, default=Path.as_posix).replace("\x7f", "\\u007f")
-    return re.sub("[\ud800-\udfff]", lambda byte: f"\\\\u{ord(byte[0]):x}", text)

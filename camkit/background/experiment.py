@@ -414,27 +414,24 @@ class Experiment:
         self.filled = functools.cache(self._filled)
 
     def _load(self, item: Item) -> PreparedPicture | None:
+        plan, preprocess = self.plan, self.plan.preprocess
         try:
-            return self._prepared(item)
+            picture = open_picture(item.path)
+            tensor = prepare(picture, preprocess, item.name).tensor.float()
+            shades = plan.shades.of(picture.size)
+            quality = jpeg_quality(item.path) if COMPRESSION in plan.cues else LOSSLESS
+            if not plan.with_regions:
+                return PreparedPicture(tensor, shades, quality=quality)
+            everything = [*item.objects, *item.others]
+            drawn_own = object_region(item.objects, picture.size, round_boxes=True)
+            drawn_all = object_region(everything, picture.size)
+            region = preprocess_region(drawn_own, preprocess, shades)
+            alike = np.array_equal(drawn_own, drawn_all)
+            silhouettes = (region if alike else preprocess_region(drawn_all, preprocess, shades)) > 0
+            hole = preprocess_region(widened_boxes(everything, picture.size), preprocess, shades) > 0
         except CamkitError as error:
             self._unreadable[item.name] = str(error)
             return None
-
-    def _prepared(self, item: Item) -> PreparedPicture:
-        plan, preprocess = self.plan, self.plan.preprocess
-        picture = open_picture(item.path)
-        tensor = prepare(picture, preprocess, item.name).tensor.float()
-        shades = plan.shades.of(picture.size)
-        quality = jpeg_quality(item.path) if COMPRESSION in plan.cues else LOSSLESS
-        if not plan.with_regions:
-            return PreparedPicture(tensor, shades, quality=quality)
-        everything = [*item.objects, *item.others]
-        drawn_own = object_region(item.objects, picture.size, round_boxes=True)
-        drawn_all = object_region(everything, picture.size)
-        region = preprocess_region(drawn_own, preprocess, shades)
-        alike = np.array_equal(drawn_own, drawn_all)
-        silhouettes = (region if alike else preprocess_region(drawn_all, preprocess, shades)) > 0
-        hole = preprocess_region(widened_boxes(everything, picture.size), preprocess, shades) > 0
         # What is filled in a background is widened by 8 of 224 pixels, which covered soft edges and shadows of outlines
         # that were drawn by hand
         growth = max(1, round(0.035 * min(silhouettes.shape)))

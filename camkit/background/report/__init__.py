@@ -126,7 +126,15 @@ def next_steps(result: CheckResult) -> list[str]:
     if result.exit_code("fail") != 3:
         found = result.verdict in ("FAIL", "WARN")
         return [said("next_step", result, _what(result, "fail"), _named(result))] if found else []
-    gather = _to_gather(result)
+    lacking = {  # for all classes that have too few pictures, one step
+        name: reason.lacks
+        for name, own in worst_first(result.judged).items()
+        if name != OVERALL and not own.waived
+        for reason in own.reasons
+        if reason.lacks
+    }
+    named = first_of([f"{lacks} of {name}" for name, lacks in lacking.items()], _MAX_CLASSES)
+    gather = [f"add pictures with regions, at least {named}"] if lacking else []
     reasons = [reason for reason in result.judged[OVERALL].reasons if reason.step and not (gather and reason.lacks)]
     most = dict(sorted(reason.more for reason in reasons if reason.more))  # settles what fewer pictures would settle
     kept = [reason.step for reason in reasons if not reason.more or reason.more in most.items()]
@@ -155,19 +163,6 @@ def _named(result: CheckResult) -> str:
         if judgement.verdict == result.verdict or (result.verdict == "WARN" and judgement.any_above_limit)
     ]
     return first_of(named or [*own], _MAX_CLASSES)
-
-
-def _to_gather(result: CheckResult) -> list[str]:
-    """Return one step for all classes that have too few pictures, nothing if none has."""
-    lacking = {
-        name: reason.lacks
-        for name, own in worst_first(result.judged).items()
-        if name != OVERALL and not own.waived
-        for reason in own.reasons
-        if reason.lacks
-    }
-    named = first_of([f"{lacks} of {name}" for name, lacks in lacking.items()], _MAX_CLASSES)
-    return [f"add pictures with regions, at least {named}"] if lacking else []
 
 
 def untested(result: CheckResult) -> list[str]:
