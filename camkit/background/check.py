@@ -33,9 +33,8 @@ from camkit.background.experiment import (
     remark_on_heat,
 )
 from camkit.background.plan import NO_ANSWER, SPARE_PICTURES, Plan, count_outputs, make_plan
-from camkit.background.report import PAGE, REPORTS
+from camkit.background.report import BASELINE_FILE, PAGE, REPORTS
 from camkit.background.result import (
-    BASELINE_FILE,
     CheckResult,
     CheckRun,
     Inconclusive,
@@ -293,6 +292,8 @@ def _run(
         with_regions=plan.with_regions,
         warnings={} if by_kind is None else by_kind.warnings,
     )
+    # The effects that were judged know their levels.
+    measures = {name: replace(own, effects={**own.effects, **judged[name].effects}) for name, own in measures.items()}
     first = next(iter(heat.values()))
     bare = [item.name for item in plan.data.items if plan.with_regions and not item.objects]
     return CheckResult(
@@ -362,9 +363,7 @@ def _warnings(
 ) -> tuple[str, ...]:
     """Return what the reader should know about the data and the config."""
     answered = [(item.label, heat[item.name].answer.output) for item in plan.data.items if item.name in heat]
-    question = question_order(
-        [label for label, _ in answered], [answer for _, answer in answered], plan.outputs, plan.model.labels
-    )
+    question = question_order(answered, plan.outputs, plan.model.labels)
     outputs = [answer.output for of_picture in answers.values() for answer in of_picture.values()]
     boxes = [{annotation.kind for annotation in item.objects} == {"box"} for item in plan.data.items]
     sentences = said(
@@ -418,18 +417,15 @@ def starter_config(data: Dataset, settings: Settings) -> str:
     The lines of ``settings`` that are set are active; the others are commented and show the defaults. The paths are
     relative to the folder of the config.
     """
+
+    def toml(value: Any) -> Markup:
+        # A JSON value is a TOML value too, except that TOML escapes DEL and cannot hold bytes of a file name that are
+        # not characters
+        text = json.dumps(value, ensure_ascii=False, default=Path.as_posix).replace("\x7f", "\\u007f")
+        return Markup(re.sub("[\ud800-\udfff]", lambda byte: f"\\\\u{ord(byte[0]):x}", text))  # is not escaped again
+
     environment = templates("camkit.background.report")
-    environment.filters["toml"] = lambda value: Markup(_toml(value))  # is not escaped again
+    environment.filters["toml"] = toml
     tables = {name: getattr(settings, name) for name in ("model", "data", "check", "limits", "run")}
     given = {name: dict(sorted(given_in(table).items())) for name, table in tables.items()}
     return str(environment.get_template("camkit.toml").render(data=data, settings=settings, given=given))
-
-
-def _toml(value: Any) -> str:
-    """Return a value as TOML writes it.
-
-    A JSON value is a TOML value too, except that TOML escapes DEL and cannot hold bytes of a file name that are not
-    characters.
-    """
-    text = json.dumps(value, ensure_ascii=False, default=Path.as_posix).replace("\x7f", "\\u007f")
-    return re.sub("[\ud800-\udfff]", lambda byte: f"\\\\u{ord(byte[0]):x}", text)

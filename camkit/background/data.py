@@ -134,10 +134,8 @@ def read_data(
     Raises:
         InputError: there are no labelled pictures, or there are regions and none of them belongs to a picture.
     """
-    without = [name for name, entries in (class_map or {}).items() if entries is None]
-    only = None if class_map is None else class_map.keys() - without
     try:
-        dataset, sources = _labelled(data, regions, group, skip, only, without)
+        dataset, sources = _labelled(data, regions, group, skip, class_map)
     except OSError as error:  # any folder or file may be unreadable
         raise InputError(f"{error.filename or data} cannot be read: {error.strerror or error}") from error
     if sources:
@@ -152,15 +150,11 @@ def _labelled(
     regions: Path | None,
     group: str | None,
     skip: Path | None,
-    only: Collection[str] | None,
-    without: Collection[str],
+    class_map: ClassMap | None,
 ) -> tuple[Dataset, list[Annotations]]:
-    """Read the pictures with their labels, and the sources of their objects; the arguments are those of ``read_data``.
-
-    Args:
-        only: the classes that may label a picture; None allows all.
-        without: the classes that are left out.
-    """
+    """Read the pictures with their labels, and the sources of their objects."""
+    without = [name for name, entries in (class_map or {}).items() if entries is None]
+    only = None if class_map is None else class_map.keys() - without
     refuse_pipe(data)
     if not data.exists() or (data.is_file() and has_picture_suffix(data.name)):
         raise InputError(
@@ -194,7 +188,7 @@ def _labelled(
 def _annotated(data: Dataset, sources: Sequence[Annotations], also: Mapping[str, frozenset[str]]) -> Dataset:
     """Add the objects to each picture, and say what the sources contain."""
     indexes = [RegionIndex(source, [item.name for item in data.items]) for source in sources]
-    categories = {category for index in indexes for category in index.categories} - {""}
+    categories = {category for source in sources for category in source.categories}
     for label, allowed in also.items():
         for name in sorted(allowed - categories):
             raise InputError(
@@ -219,10 +213,10 @@ def _annotated(data: Dataset, sources: Sequence[Annotations], also: Mapping[str,
     facts = [index.coverage(data.root) for index in indexes]
     facts += [fact for source in sources for fact in source.facts]
     facts += [
-        f"none of the regions' categories ({', '.join(sorted(index.categories)[:MOST_LISTED])}) is a class, so every "
+        f"none of the regions' categories ({', '.join(sorted(source.categories)[:MOST_LISTED])}) is a class, so every "
         "object counts for its picture's class"
-        for index in indexes
-        if index.categories and not index.categories & names
+        for source in sources
+        if source.categories and not source.categories & names
     ]
     kinds = Counter(max(annotation.kind for annotation in item.objects) for item in items if item.objects)
     shown = {"mask": "outlines", "box": "boxes only"}
@@ -243,7 +237,10 @@ def _label_pictures(
     only: Collection[str] | None,
     of_classes: Collection[str],
 ) -> _Labelled:
-    """Find the pictures and their labels: by table, by folder or by largest object."""
+    """Label the pictures by a table, by their folders or by their largest objects.
+
+    ``of_classes`` has the folders of classes whose names are usual for folders of masks.
+    """
     if data.is_file():
         return _label_by_table(data, group)
     # Of the CSVs with the columns path and label, one with groups and places comes first.
@@ -255,44 +252,42 @@ def _label_pictures(
             f"the group {group!r} must be a column of a CSV with path and label, but {data} has no such CSV; "
             "remove the group setting"
         )
+    others = [os.path.realpath(folder) for folder in (skip, regions) if folder is not None]
     folders = [
         folder
         for folder in sorted(data.iterdir())
-        if folder.is_dir() and folder.name[0] != "."
-        if os.path.realpath(folder) not in [os.path.realpath(other) for other in (skip, regions) if other is not None]
+        if folder.is_dir() and folder.name[0] != "." and os.path.realpath(folder) not in others
     ]
-    by_class = {
-        folder.name: _pictures_in(folder)
-        for folder in folders
-        if folder.name in of_classes or not names_masks(folder.name)
-    }
+    of_masks = [folder.name for folder in folders if names_masks(folder.name) and folder.name not in of_classes]
+    by_class = {folder.name: _pictures_in(folder) for folder in folders if folder.name not in of_masks}
     with_pictures = [name for name, files in by_class.items() if files]
-    has_categories = any(
-        annotation.category for source in sources for objects in source.objects.values() for annotation in objects
-    )
-    without_objects = bool(sources) and not any(source.objects for source in sources)
-    if len(with_pictures) == 1 and (has_categories or without_objects):  # a folder such as JPEGImages
-        return _label_by_largest(data, sources, only, skip)
-    if with_pictures:
+    # The only folder, such as JPEGImages, may hold the pictures of all classes. Then the regions name the classes.
+    named = any(source.categories for source in sources) or not any(source.objects for source in sources)
+    if with_pictures and not (len(with_pictures) == 1 and sources and named):
         _refuse_masks(by_class)
-        names = {file: file.relative_to(data).as_posix() for files in by_class.values() for file in files}
-        items = [Item(names[file], file, label, names[file]) for label, files in by_class.items() for file in files]
-        left_out = {
-            "classes without pictures": tuple(name for name, files in by_class.items() if not files),
-            "folders that hold regions, judging by their names": tuple(
-                folder.name for folder in folders if folder.name not in by_class
-            ),
-        }
-        if table is not None and (group or {"group", "place"} & has[table]):
-            rows = {Path(row["path"]).as_posix(): row for row in _rows_of_table(table, group)}
-            items = [
-                replace(item, group=rows[item.name]["group"] or item.group, place=rows[item.name]["place"])
-                if item.name in rows
-                else item
-                for item in items
-            ]
-        return items, "a folder per class", left_out
-    return _label_by_largest(data, sources, only, skip) if table is None else _label_by_table(table, group)
+        rows = [] if table is None or not (group or {"group", "place"} & has[table]) else _rows_of_table(table, group)
+        return _label_by_folder(data, by_class, of_masks, rows)
+    if table is not None and not with_pictures:
+        return _label_by_table(table, group)
+    return _label_by_largest(data, sources, only, skip)
+
+
+def _label_by_folder(
+    data: Path, by_class: Mapping[str, Sequence[Path]], of_masks: Sequence[str], rows: Sequence[Mapping[str, str]]
+) -> _Labelled:
+    """Give each picture the name of its folder as its class; the rows of a table say its group and place."""
+    listed_in = {Path(row["path"]).as_posix(): row for row in rows}
+    items = []
+    for label, files in by_class.items():
+        for file in files:
+            name = file.relative_to(data).as_posix()
+            row = listed_in.get(name, {"group": "", "place": ""})
+            items.append(Item(name, file, label, row["group"] or name, place=row["place"]))
+    left_out = {
+        "classes without pictures": tuple(name for name, files in by_class.items() if not files),
+        "folders that hold regions, judging by their names": tuple(of_masks),
+    }
+    return items, "a folder per class", left_out
 
 
 def _refuse_masks(by_class: Mapping[str, Sequence[Path]]) -> None:
@@ -407,7 +402,7 @@ def _with_objects(item: Item, indexes: Sequence[RegionIndex], classes: Collectio
     objects: list[ObjectAnnotation] = []
     others: list[ObjectAnnotation] = []
     for index in indexes:
-        names_classes = not index.categories.isdisjoint(classes)
+        names_classes = not index.source.categories.isdisjoint(classes)
         for annotation in index.objects.get(item.name, ()):
             category = normalize_name(annotation.category)
             own = not names_classes or category in {normalize_name(item.label), *also}
@@ -517,7 +512,7 @@ def _look_up(
 
 
 def question_order(
-    labels: Sequence[str], answers: Sequence[int], outputs: Mapping[str, Sequence[int]], names: Sequence[str] | None
+    answers: Iterable[tuple[str, int]], outputs: Mapping[str, Sequence[int]], names: Sequence[str] | None
 ) -> str | None:
     """Return a question about the order of the classes if those of some seem to be exchanged; else None.
 
@@ -526,12 +521,12 @@ def question_order(
     Nothing is asked if two classes would get the same output: the model may then name one class for everything.
 
     Args:
-        labels, answers: the class of each picture, and the output that the model named; below 0 if it named none.
+        answers: the class of each picture, and the output that the model named; below 0 if it named none.
         outputs: the model's outputs for each class.
         names: the model's labels.
     """
     given: dict[str, Counter[int]] = defaultdict(Counter)
-    for label, answer in zip(labels, answers, strict=True):
+    for label, answer in answers:
         given[label][answer] += 1
     most = {label: counts.most_common(1)[0] for label, counts in sorted(given.items())}
     kept = {answer for label, (answer, _) in most.items() if answer in outputs[label]}

@@ -58,14 +58,14 @@ MIN_RECTANGLE = 0.02
 represent the background."""
 
 
-def fill_with_texture(picture: Float[Tensor, "c h w"], hole: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"] | None:
-    """Fill a hole with mirrored copies of the largest rectangle beside it; None if no rectangle is large enough.
+def fill_with_texture(picture: Float[Tensor, "c h w"], hole: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"]:
+    """Fill a hole with mirrored copies of the largest rectangle beside it, or smoothly if no rectangle is large enough.
 
     The backgrounds of ImageNet-9 are made this way (Xiao et al. 2020, arXiv:2006.09994); the mirrors avoid seams.
     """
     rectangle = largest_rectangle(hole)
     if rectangle is None:
-        return None
+        return fill_smoothly(picture, hole)
     left, top, right, bottom = rectangle
     rows, columns = _mirrored_indices(hole.shape[0], top, bottom), _mirrored_indices(hole.shape[1], left, right)
     return torch.where(hole, picture[:, rows][:, :, columns], picture)
@@ -174,11 +174,8 @@ class PreparedPicture:
         return {fill: self.with_fill(fill, self.silhouettes) for fill in FILLS}
 
     def with_fill(self, fill: str, hole: Bool[Tensor, "h w"]) -> Float[Tensor, "c h w"]:
-        """Return the picture with a hole filled. If there is no texture to copy, the fill is smooth."""
-        unknown = hole | ~self.shades.view
-        filled = FILLS[fill](self.tensor, unknown)
-        if filled is None:
-            filled = fill_smoothly(self.tensor, unknown)
+        """Return the picture with a hole filled."""
+        filled = FILLS[fill](self.tensor, hole | ~self.shades.view)
         return torch.where(hole & self.shades.view, filled, self.tensor)
 
     @functools.cached_property

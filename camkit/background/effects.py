@@ -1,4 +1,8 @@
-"""From pictures to effects: for each class and for all classes together, with intervals, p-values and levels."""
+"""From pictures to effects: for each class and for all classes together, with intervals, p-values and levels.
+
+In the order of the file: a row for each picture joins what was measured on it (``image_rows``); what is known about an
+effect, and its level (``Effect``, ``LEVELS``); and the effects that follow from the rows (``measure_all``).
+"""
 
 from __future__ import annotations
 
@@ -49,6 +53,154 @@ Scope: TypeAlias = Literal["all classes", "one class", "sufficiency"]
 class, and the sufficiency each have rules of their own."""
 
 Level: TypeAlias = Literal["fail", "excluded", "warn", "open"]
+
+
+class Pasted(NamedTuple):
+    """An answer to the object on another background: the background's class and group, and the class that is named."""
+
+    background: str
+    group: str
+    named: str
+
+
+@dataclass(frozen=True)
+class ImageRow:
+    """What was measured on one picture. docs/check.md explains the measures.
+
+    Attributes:
+        name, label, group: the picture's name, class and group.
+        right, answer, probability: whether the answer to the unedited picture is right, the class it names, and the
+            probability of the picture's own class, if the model has probabilities.
+        status: whether the map has evidence.
+        energy, shuffled, ceiling: E, S and C of the map.
+        room: the headroom: how much more energy perfect maps have in their own region than in other pictures' regions.
+        hit, rank, area: as ``experiment.measure`` returns them.
+        grid: rows and columns of the map.
+        same, other: by fill, the share of right answers on backgrounds of its own class, and of other classes.
+        pasted: by fill, the answers to the object on each background that it was shown on.
+        removed, named: by fill, whether the answer was right with the object removed, and the class named then.
+        same_cue, other_cue: by statistic of the whole picture, whether the answer was right with the value of a picture
+            of its own class, and of another class.
+    """
+
+    name: str
+    label: str
+    group: str
+    right: bool
+    answer: str
+    probability: float | None
+    status: str
+    energy: float | None = None
+    shuffled: float | None = None
+    ceiling: float | None = None
+    room: float | None = None
+    hit: float | None = None
+    rank: float | None = None
+    area: float | None = None
+    grid: tuple[int, ...] | None = None
+    same: Mapping[str, float] = field(default_factory=dict)
+    other: Mapping[str, float] = field(default_factory=dict)
+    pasted: Mapping[str, Sequence[Pasted]] = field(default_factory=dict)
+    removed: Mapping[str, bool] = field(default_factory=dict)
+    named: Mapping[str, str] = field(default_factory=dict)
+    same_cue: Mapping[str, bool] = field(default_factory=dict)
+    other_cue: Mapping[str, bool] = field(default_factory=dict)
+
+    @functools.cached_property
+    def by_background(self) -> dict[str, list[bool]]:
+        """Whether the answers on the backgrounds of each class are right, with all fills."""
+        right: dict[str, list[bool]] = defaultdict(list)
+        for pasted in (answer for of_fill in self.pasted.values() for answer in of_fill):
+            right[pasted.background].append(pasted.named == self.label)
+        return right
+
+    @property
+    def skill(self) -> tuple[float, float] | None:
+        """How far the map and a perfect map beat the maps of other pictures; None if they could not be compared."""
+        if self.energy is None or self.shuffled is None or self.ceiling is None:
+            return None
+        return self.energy - self.shuffled, self.ceiling - self.shuffled
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Objects of one class on backgrounds of another, how many, and the share of them that the model recognises."""
+
+    label: str
+    background: str
+    accuracy: float
+    pictures: int
+
+
+def named_without_object(rows: Sequence[ImageRow], label: str, *, own: bool = True) -> tuple[int, int]:
+    """Count the pictures on which the model names a class with the object removed, and the pictures that were tried.
+
+    ``own`` counts pictures of the class; otherwise those of other classes count. Any way of filling the hole counts.
+    """
+    named = [label in row.named.values() for row in rows if row.named and (row.label == label) is own]
+    return sum(named), len(named)
+
+
+IMAGES = TypeAdapter(ImageRow)
+"""How the row of a picture becomes JSON, and is read from it."""
+
+
+def image_rows(plan: Plan, heat: Mapping[str, HeatRow], answers: Mapping[str, Answers]) -> list[ImageRow]:
+    """Join what was measured on each picture.
+
+    Args:
+        plan: the check.
+        heat: the journal's heat row of each usable picture, by name.
+        answers: the answers to each picture's edits, by name.
+    """
+    energies = compare_maps(plan.data.items, heat)
+    items = {item.name: item for item in plan.data.items}
+    rows = []
+    for name, item in ((name, item) for name, item in items.items() if name in heat):
+        shown, of_map = heat[name].answer, heat[name].in_region
+        outputs, of_edits = plan.outputs[item.label], answers.get(name, {})
+        right = {edit: answer.output in outputs for edit, answer in of_edits.items()}
+        named = {edit: plan.name_of(answer.output) for edit, answer in of_edits.items()}
+        lent = {edit: items[edit.lender] for edit in of_edits if edit.arm in ("same", "other")}
+        counted = {edit: behind for edit, behind in lent.items() if not plan.excuses(named[edit], behind)}
+        pasted_right = {edit: right[edit] for edit in counted}
+        fills = sorted(_by_fill(pasted_right, "same").keys() & _by_fill(pasted_right, "other").keys())
+        answered = {edit: Pasted(behind.label, behind.group, named[edit]) for edit, behind in counted.items()}
+        rows.append(
+            ImageRow(
+                name=name,
+                label=item.label,
+                group=item.group,
+                right=shown.output in outputs,
+                answer=plan.name_of(shown.output),
+                probability=shown.share,
+                status=heat[name].status,
+                grid=None if of_map is None else of_map.grid,
+                **energies.get(name, {}),
+                **({} if of_map is None else of_map.measures),
+                same={fill: _share(pasted_right, "same", fill) for fill in fills},
+                other={fill: _share(pasted_right, "other", fill) for fill in fills},
+                pasted={fill: tuple(one for edit, one in answered.items() if edit.fill == fill) for fill in fills},
+                removed=_by_fill(right, "removed"),
+                named=_by_fill(named, "removed"),
+                same_cue=_by_fill(right, "same-cue"),
+                other_cue=_by_fill(right, "other-cue"),
+            )
+        )
+    return rows
+
+
+_T = TypeVar("_T")
+
+
+def _by_fill(values: Mapping[Edit, _T], arm: Arm) -> dict[str, _T]:
+    """Return the values of the edits of one arm, by fill."""
+    return {edit.fill: value for edit, value in values.items() if edit.arm == arm}
+
+
+def _share(right: Mapping[Edit, bool], arm: Arm, fill: str) -> float:
+    """Return the share of right answers to the edits of one arm with one fill."""
+    return float(np.mean([is_right for edit, is_right in right.items() if (edit.arm, edit.fill) == (arm, fill)]))
 
 
 _Z, _ROUNDING = 1.96, 1e-9
@@ -280,12 +432,13 @@ class Measures:
         room: mean headroom: how much more energy perfect maps have in their own region than in other pictures' regions.
         skill: mean(E - S) / mean(C - S).
         hits, rank, area: means.
-        effects: the effects by name. The gap is the accuracy on backgrounds of the object's own class minus that on
-            backgrounds of other classes. The sufficiency says how far the accuracy without the object is above
-            chance. The attraction says how often objects of other classes get this class's name on its backgrounds,
-            minus how often they get it on other backgrounds; it is not measured for all classes together, where the gap
-            measures the same. The effect of a statistic of the whole picture is the accuracy with the values of the
-            object's own class minus the accuracy with the values of other classes.
+        effects: the effects by name; in the result of a check, those that count have their levels. The gap is the
+            accuracy on backgrounds of the object's own class minus that on backgrounds of other classes. The
+            sufficiency says how far the accuracy without the object is above chance. The attraction says how often
+            objects of other classes get this class's name on its backgrounds, minus how often they get it on other
+            backgrounds; it is not measured for all classes together, where the gap measures the same. The effect of a
+            statistic of the whole picture is the accuracy with the values of the object's own class minus the accuracy
+            with the values of other classes.
     """
 
     name: str
@@ -622,151 +775,3 @@ def _measured_effect(
     pictures = int(np.count_nonzero(terms[:, 2]))
     p, p_zero = (p_above(draws, threshold, group_count) for threshold in (limit, 0.0))
     return MeasuredEffect(widened(interval(draws, value, group_count)), p, p_zero, shares, pictures)
-
-
-class Pasted(NamedTuple):
-    """An answer to the object on another background: the background's class and group, and the class that is named."""
-
-    background: str
-    group: str
-    named: str
-
-
-@dataclass(frozen=True)
-class ImageRow:
-    """What was measured on one picture. docs/check.md explains the measures.
-
-    Attributes:
-        name, label, group: the picture's name, class and group.
-        right, answer, probability: whether the answer to the unedited picture is right, the class it names, and the
-            probability of the picture's own class, if the model has probabilities.
-        status: whether the map has evidence.
-        energy, shuffled, ceiling: E, S and C of the map.
-        room: the headroom: how much more energy perfect maps have in their own region than in other pictures' regions.
-        hit, rank, area: as ``experiment.measure`` returns them.
-        grid: rows and columns of the map.
-        same, other: by fill, the share of right answers on backgrounds of its own class, and of other classes.
-        pasted: by fill, the answers to the object on each background that it was shown on.
-        removed, named: by fill, whether the answer was right with the object removed, and the class named then.
-        same_cue, other_cue: by statistic of the whole picture, whether the answer was right with the value of a picture
-            of its own class, and of another class.
-    """
-
-    name: str
-    label: str
-    group: str
-    right: bool
-    answer: str
-    probability: float | None
-    status: str
-    energy: float | None = None
-    shuffled: float | None = None
-    ceiling: float | None = None
-    room: float | None = None
-    hit: float | None = None
-    rank: float | None = None
-    area: float | None = None
-    grid: tuple[int, ...] | None = None
-    same: Mapping[str, float] = field(default_factory=dict)
-    other: Mapping[str, float] = field(default_factory=dict)
-    pasted: Mapping[str, Sequence[Pasted]] = field(default_factory=dict)
-    removed: Mapping[str, bool] = field(default_factory=dict)
-    named: Mapping[str, str] = field(default_factory=dict)
-    same_cue: Mapping[str, bool] = field(default_factory=dict)
-    other_cue: Mapping[str, bool] = field(default_factory=dict)
-
-    @functools.cached_property
-    def by_background(self) -> dict[str, list[bool]]:
-        """Whether the answers on the backgrounds of each class are right, with all fills."""
-        right: dict[str, list[bool]] = defaultdict(list)
-        for pasted in (answer for of_fill in self.pasted.values() for answer in of_fill):
-            right[pasted.background].append(pasted.named == self.label)
-        return right
-
-    @property
-    def skill(self) -> tuple[float, float] | None:
-        """How far the map and a perfect map beat the maps of other pictures; None if they could not be compared."""
-        if self.energy is None or self.shuffled is None or self.ceiling is None:
-            return None
-        return self.energy - self.shuffled, self.ceiling - self.shuffled
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Objects of one class on backgrounds of another, how many, and the share of them that the model recognises."""
-
-    label: str
-    background: str
-    accuracy: float
-    pictures: int
-
-
-def named_without_object(rows: Sequence[ImageRow], label: str, *, own: bool = True) -> tuple[int, int]:
-    """Count the pictures on which the model names a class with the object removed, and the pictures that were tried.
-
-    ``own`` counts pictures of the class; otherwise those of other classes count. Any way of filling the hole counts.
-    """
-    named = [label in row.named.values() for row in rows if row.named and (row.label == label) is own]
-    return sum(named), len(named)
-
-
-IMAGES = TypeAdapter(ImageRow)
-"""How the row of a picture becomes JSON, and is read from it."""
-
-
-def image_rows(plan: Plan, heat: Mapping[str, HeatRow], answers: Mapping[str, Answers]) -> list[ImageRow]:
-    """Join what was measured on each picture.
-
-    Args:
-        plan: the check.
-        heat: the journal's heat row of each usable picture, by name.
-        answers: the answers to each picture's edits, by name.
-    """
-    energies = compare_maps(plan.data.items, heat)
-    items = {item.name: item for item in plan.data.items}
-    rows = []
-    for name, item in ((name, item) for name, item in items.items() if name in heat):
-        shown, of_map = heat[name].answer, heat[name].in_region
-        outputs, of_edits = plan.outputs[item.label], answers.get(name, {})
-        right = {edit: answer.output in outputs for edit, answer in of_edits.items()}
-        named = {edit: plan.name_of(answer.output) for edit, answer in of_edits.items()}
-        lent = {edit: items[edit.lender] for edit in of_edits if edit.arm in ("same", "other")}
-        counted = {edit: behind for edit, behind in lent.items() if not plan.excuses(named[edit], behind)}
-        pasted_right = {edit: right[edit] for edit in counted}
-        fills = sorted(_by_fill(pasted_right, "same").keys() & _by_fill(pasted_right, "other").keys())
-        answered = {edit: Pasted(behind.label, behind.group, named[edit]) for edit, behind in counted.items()}
-        rows.append(
-            ImageRow(
-                name=name,
-                label=item.label,
-                group=item.group,
-                right=shown.output in outputs,
-                answer=plan.name_of(shown.output),
-                probability=shown.share,
-                status=heat[name].status,
-                grid=None if of_map is None else of_map.grid,
-                **energies.get(name, {}),
-                **({} if of_map is None else of_map.measures),
-                same={fill: _share(pasted_right, "same", fill) for fill in fills},
-                other={fill: _share(pasted_right, "other", fill) for fill in fills},
-                pasted={fill: tuple(one for edit, one in answered.items() if edit.fill == fill) for fill in fills},
-                removed=_by_fill(right, "removed"),
-                named=_by_fill(named, "removed"),
-                same_cue=_by_fill(right, "same-cue"),
-                other_cue=_by_fill(right, "other-cue"),
-            )
-        )
-    return rows
-
-
-_T = TypeVar("_T")
-
-
-def _by_fill(values: Mapping[Edit, _T], arm: Arm) -> dict[str, _T]:
-    """Return the values of the edits of one arm, by fill."""
-    return {edit.fill: value for edit, value in values.items() if edit.arm == arm}
-
-
-def _share(right: Mapping[Edit, bool], arm: Arm, fill: str) -> float:
-    """Return the share of right answers to the edits of one arm with one fill."""
-    return float(np.mean([is_right for edit, is_right in right.items() if (edit.arm, edit.fill) == (arm, fill)]))

@@ -36,7 +36,7 @@ from camkit.background.edits import (
     ring_edits,
 )
 from camkit.background.plan import NO_ANSWER, Answer, Plan, answers_of
-from camkit.background.regions import in_pixels, object_region, widened_boxes
+from camkit.background.regions import object_region, widened_boxes
 from camkit.engine.heatmap import enlarge
 from camkit.engine.passes import passes_at_once
 from camkit.engine.streams import Task, in_order
@@ -252,7 +252,7 @@ def heat_rows(plan: Plan, items: Sequence[Item]) -> Iterator[HeatRow | Unusable]
     numbers, boxes = tuple(range(1, len(items) + 1)), CropBoxes()  # the parts of the pictures that the model sees
     classes = tuple(plan.outputs[item.label] for item in items)
     target = _RecordingTarget(classes, activation=plan.model.activation, numbers=numbers)
-    for number, item, explanation in zip(numbers, items, plan.explain(items, target=target), strict=True):
+    for number, item, explanation in zip(numbers, items, plan.explain(items, target), strict=True):
         try:
             if isinstance(explanation, Failure):
                 raise explanation.error
@@ -289,8 +289,9 @@ def _compared(plan: Plan, boxes: CropBoxes, item: Item, explanation: Explanation
     Raises:
         CamkitError: the region cannot be drawn, or cannot be followed through the preprocessing.
     """
-    about = (explanation.status, explanation.method, explanation.layer, explanation.layer_reason)
-    row = HeatRow(item.name, answer, *about)
+    row = HeatRow(
+        item.name, answer, explanation.status, explanation.method, explanation.layer, explanation.layer_reason
+    )
     if answer.output == NO_ANSWER or not item.objects:
         return row
     # Without a box, the explanation's picture is the model's input, and the original's size is read from the file.
@@ -298,7 +299,7 @@ def _compared(plan: Plan, boxes: CropBoxes, item: Item, explanation: Explanation
     size = open_picture(item.path).size if original is None else (original.shape[1], original.shape[0])
     if isinstance(explanation.shown, Tensor):
         check_crop(plan.preprocess, open_picture(item.path), explanation.shown, boxes)
-    original_region = object_region([in_pixels(annotation, size) for annotation in item.objects], size)
+    original_region = object_region(item.objects, size)
     shades = plan.shades.of(size)
     region = preprocess_region(original_region, plan.preprocess, shades) > 0.5
     if not bool(region.any()):
@@ -413,28 +414,24 @@ class Experiment:
         self.filled = functools.cache(self._filled)
 
     def _load(self, item: Item) -> PreparedPicture | None:
+        plan, preprocess = self.plan, self.plan.preprocess
         try:
-            return self._prepared(item)
+            picture = open_picture(item.path)
+            tensor = prepare(picture, preprocess, item.name).tensor.float()
+            shades = plan.shades.of(picture.size)
+            quality = jpeg_quality(item.path) if COMPRESSION in plan.cues else LOSSLESS
+            if not plan.with_regions:
+                return PreparedPicture(tensor, shades, quality=quality)
+            everything = [*item.objects, *item.others]
+            drawn_own = object_region(item.objects, picture.size, round_boxes=True)
+            drawn_all = object_region(everything, picture.size)
+            region = preprocess_region(drawn_own, preprocess, shades)
+            alike = np.array_equal(drawn_own, drawn_all)
+            silhouettes = (region if alike else preprocess_region(drawn_all, preprocess, shades)) > 0
+            hole = preprocess_region(widened_boxes(everything, picture.size), preprocess, shades) > 0
         except CamkitError as error:
             self._unreadable[item.name] = str(error)
             return None
-
-    def _prepared(self, item: Item) -> PreparedPicture:
-        plan, preprocess = self.plan, self.plan.preprocess
-        picture = open_picture(item.path)
-        tensor = prepare(picture, preprocess, item.name).tensor.float()
-        shades = plan.shades.of(picture.size)
-        quality = jpeg_quality(item.path) if COMPRESSION in plan.cues else LOSSLESS
-        if not plan.with_regions:
-            return PreparedPicture(tensor, shades, quality=quality)
-        own = [in_pixels(annotation, picture.size) for annotation in item.objects]
-        others = [in_pixels(annotation, picture.size) for annotation in item.others]
-        drawn_own = object_region(own, picture.size, round_boxes=True)
-        drawn_all = object_region([*own, *others], picture.size)
-        region = preprocess_region(drawn_own, preprocess, shades)
-        alike = np.array_equal(drawn_own, drawn_all)
-        silhouettes = (region if alike else preprocess_region(drawn_all, preprocess, shades)) > 0
-        hole = preprocess_region(widened_boxes([*own, *others], picture.size), preprocess, shades) > 0
         # What is filled in a background is widened by 8 of 224 pixels, which covered soft edges and shadows of outlines
         # that were drawn by hand
         growth = max(1, round(0.035 * min(silhouettes.shape)))

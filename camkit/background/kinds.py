@@ -107,8 +107,7 @@ class Kinds:
     @property
     def warnings(self) -> dict[str, list[Reason]]:
         """Each class's worst pair that is significantly bad."""
-        reasons = ((pair.label, Reason("less accurate on one place", self.in_words(pair))) for pair in self.bad[::-1])
-        return {label: [reason] for label, reason in reasons}
+        return {pair.label: [Reason("less accurate on one place", self.in_words(pair))] for pair in self.bad[::-1]}
 
     @property
     def sentences(self) -> tuple[str, ...]:

@@ -162,7 +162,8 @@ def mend(
         >>> mended.problem or mended.save("mended.pth")  # doctest: +SKIP
     """
     refuse_unknown_options(mend, options, PlanOptions.__annotations__)
-    return mended(plan_check(model, data, **options), progress or (lambda *_: None))
+    plan, progress = plan_check(model, data, **options), progress or (lambda *_: None)
+    return mended(plan, progress, check_before(plan, progress))
 
 
 def nothing_to_mend(before: CheckResult) -> str:
@@ -185,9 +186,8 @@ def check_before(plan: Plan, progress: MendProgress) -> CheckResult:
     return finish_check(to_prove, progress=_named("before", progress))
 
 
-def mended(plan: Plan, progress: MendProgress, before: CheckResult | None = None) -> MendResult:
+def mended(plan: Plan, progress: MendProgress, before: CheckResult) -> MendResult:
     """Mend the model of a planned check; ``check_before`` returns ``before``. The errors are those of ``mend``."""
-    before = before or check_before(plan, progress)
     to_mend, to_prove = halves(plan)
     name = find_last_linear(plan)
     examples = inputs_of(to_mend, name, composites(to_mend, progress))

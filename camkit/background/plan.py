@@ -21,7 +21,7 @@ from torchvision.ops import box_iou
 
 from camkit.background.data import SEVERAL_CLASSES, Dataset, Item, grouped
 from camkit.background.edits import COMPRESSION, CUES
-from camkit.background.regions import boxes_on_input, in_pixels
+from camkit.background.regions import boxes_on_input
 from camkit.engine.guard import interruptible
 from camkit.engine.passes import faster_format, quiet_pass
 from camkit.errors import CamkitError, InputError, advice
@@ -39,7 +39,7 @@ from camkit.methods import Method, MethodLike, find_method
 from camkit.models import black_box_in, device_of, dtype_of, usual_batch_size
 from camkit.models.loaded import LoadedModel
 from camkit.options.settings import Settings
-from camkit.targets import EachTarget, logits_of
+from camkit.targets import Target, logits_of
 from camkit.targets.places import Detections
 from camkit.targets.scores import ScoreReading, detections_of, probabilities, rows_that_sum_to
 from camkit.types import Activation, Failure, Preprocess
@@ -202,8 +202,7 @@ class Plan:
         """
         if item.name not in self._wanted:
             size = open_picture(item.path).size
-            objects = [in_pixels(annotation, size) for annotation in item.objects]
-            self._wanted[item.name] = boxes_on_input(objects, size, self.preprocess, self.shades.of(size))
+            self._wanted[item.name] = boxes_on_input(item.objects, size, self.preprocess, self.shades.of(size))
         return self._wanted[item.name]
 
     @functools.cached_property
@@ -211,23 +210,20 @@ class Plan:
         """The boxes that ``wanted`` has returned so far, by the picture's name."""
         return {}
 
-    def explain(
-        self, items: Sequence[Item], *, model: LoadedModel | None = None, **more: Any
-    ) -> Iterator[Explanation | Failure]:
-        """Explain pictures for their own classes, at the check's layer.
-
-        ``model`` replaces the check's, and ``more`` are further options of ``explain_many``.
-        """
+    def explain(self, items: Sequence[Item], target: Target) -> Iterator[Explanation | Failure]:
+        """Explain pictures at the check's layer."""
         check = self.settings.check
-        options = {
-            "target": EachTarget(tuple(self.outputs[item.label] for item in items)),
-            "method": check.method,
-            "precision": check.precision,
-            "batch_size": self.batch_size,
-            "on_error": "yield",
-        }
         return iter(
-            explain_many(model or self.model, [item.path for item in items], check.layer, **{**options, **more})
+            explain_many(
+                self.model,
+                [item.path for item in items],
+                check.layer,
+                target=target,
+                method=cast("MethodLike", check.method),
+                precision=check.precision,
+                batch_size=self.batch_size,
+                on_error="yield",
+            )
         )
 
     @property

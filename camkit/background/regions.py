@@ -1,5 +1,8 @@
 """Annotated objects: find and read them, tell which picture an object is in, and draw the region that it covers.
 
+In the order of the file: what a source says (``ObjectAnnotation``, ``Annotations``); the objects of a picture
+(``RegionIndex``); the pixels of the objects (``object_region``); and last the formats, each with its readers.
+
 Regions are read from COCO, Pascal VOC, YOLO, a CSV of boxes, or mask pictures. For each format, ``find_*`` lists its
 files or folders for a folder of pictures, and ``read_*`` reads one of these.
 """
@@ -14,7 +17,7 @@ import math
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -97,6 +100,11 @@ class Annotations:
     objects: dict[str, list[ObjectAnnotation]] = field(default_factory=lambda: defaultdict(list))
     problems: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
+    @functools.cached_property
+    def categories(self) -> set[str]:
+        """The categories of the objects that can be used, as ``normalize_name`` writes them."""
+        return {normalize_name(each.category) for objects in self.objects.values() for each in objects} - {""}
+
     def add(self, picture: str, annotation: ObjectAnnotation) -> None:
         """Add an object.
 
@@ -177,9 +185,6 @@ class RegionIndex:
 
     def __init__(self, source: Annotations, pictures: Collection[str]) -> None:
         self.source = source
-        self.categories = {
-            normalize_name(annotation.category) for objects in source.objects.values() for annotation in objects
-        } - {""}
         self.objects: dict[str, list[ObjectAnnotation]] = {}
         """The objects of the pictures that have any."""
         several: set[str] = set()
@@ -204,13 +209,13 @@ class RegionIndex:
 def unmatched(classes: Collection[str], pictures: Sequence[str], indexes: Sequence[RegionIndex]) -> str:
     """Say how pictures and regions are named, if no picture has a region that can be used."""
     sources = []
-    for index in indexes:
-        problems = [f"{len(names)} {problem}" for problem, names in index.source.problems.items()]
+    for source, index in ((index.source, index) for index in indexes):
+        problems = [f"{len(names)} {problem}" for problem, names in source.problems.items()]
         ambiguous = [f"the names of {len(index.ambiguous)} pictures are ambiguous"] if index.ambiguous else []
-        names = f"names such as {_quoted(index.source.objects)}" if index.source.objects else "no objects"
-        categories = f"the categories {_quoted(index.categories)}" if index.categories else "no categories"
+        names = f"names such as {_quoted(source.objects)}" if source.objects else "no objects"
+        categories = f"the categories {_quoted(source.categories)}" if source.categories else "no categories"
         sources.append(
-            f"the regions of {index.source.format} in {index.source.source} have "
+            f"the regions of {source.format} in {source.source} have "
             + "; ".join([f"{names} and {categories}", *ambiguous, *problems])
         )
     return (
@@ -237,27 +242,24 @@ def _keys_of(names: Iterable[str], *, below_folder: bool = False) -> list[dict[s
     return by_key
 
 
-def in_pixels(annotation: ObjectAnnotation, size: tuple[int, int]) -> ObjectAnnotation:
-    """Return an object with its coordinates in pixels of a picture of ``size`` (width, height).
-
-    Raises:
-        ImageError: the object was drawn on a picture of another size.
-    """
-    if annotation.size is not None and annotation.size != size:
-        rotated = " (shown rotated, as its EXIF data says)" if annotation.size == size[::-1] else ""
-        raise ImageError(
-            f"its objects were drawn on {annotation.size[0]}x{annotation.size[1]} pixels, but the picture has "
-            f"{size[0]}x{size[1]}{rotated}"
-        )
-    if not annotation.shares:
-        return annotation
+def _in_pixels(objects: Sequence[ObjectAnnotation], size: tuple[int, int]) -> Iterator[ObjectAnnotation]:
+    """Yield objects with their coordinates in pixels of their picture, whose size (width, height) must be theirs."""
 
     def scaled(sides: Sequence[float]) -> list[float]:
         return [side * size[number % 2] for number, side in enumerate(sides)]
 
-    box, outline = annotation.box and Box(*scaled(annotation.box)), annotation.outline
-    outline = list(map(scaled, outline)) if isinstance(outline, list) else outline
-    return replace(annotation, box=box, outline=outline, shares=False)
+    for annotation in objects:
+        if annotation.size is not None and annotation.size != size:
+            rotated = " (shown rotated, as its EXIF data says)" if annotation.size == size[::-1] else ""
+            raise ImageError(
+                f"its objects were drawn on {annotation.size[0]}x{annotation.size[1]} pixels, but the picture has "
+                f"{size[0]}x{size[1]}{rotated}"
+            )
+        box, outline = annotation.box, annotation.outline
+        if annotation.shares:
+            box = box and Box(*scaled(box))
+            outline = list(map(scaled, outline)) if isinstance(outline, list) else outline
+        yield replace(annotation, box=box, outline=outline, shares=False)
 
 
 def object_region(
@@ -268,11 +270,11 @@ def object_region(
     ``round_boxes`` draws the ellipse in a box instead of the box, because an object rarely reaches into the corners.
 
     Raises:
-        ImageError: a mask has another size than the picture, or an outline cannot be read.
+        ImageError: an object or a mask was drawn on a picture of another size, or an outline cannot be read.
     """
     width, height = size
     region = np.zeros((height, width), bool)
-    for annotation in objects:
+    for annotation in _in_pixels(objects, size):
         if isinstance(annotation.outline, MaskFile):
             region |= annotation.outline.region(size)
         elif annotation.outline is not None:
@@ -289,7 +291,7 @@ def widened_boxes(objects: Sequence[ObjectAnnotation], size: tuple[int, int]) ->
     covered by both, since the outline may reach out of the box.
     """
     region = np.zeros((size[1], size[0]), bool)
-    for annotation in objects:
+    for annotation in _in_pixels(objects, size):
         boxes = [] if annotation.outline is None else _boxes_of_parts(object_region([annotation], size))
         for box in [*([] if annotation.box is None else [annotation.box]), *boxes]:
             # The margin is a share of the side, for shadows and boxes drawn too small, and at least 2 pixels: the soft
@@ -307,14 +309,14 @@ def boxes_on_input(
     An object without a box has one around each connected part of its outline.
 
     Args:
-        objects: the objects, in pixels of a picture of ``size`` (width, height).
-        size: the size of the picture.
+        objects: the objects.
+        size: the width and height of the picture.
         preprocess: makes the model's input of the picture.
         shades: what it makes of black and white pictures of this size.
     """
     boxes = [
         box
-        for annotation in objects
+        for annotation in _in_pixels(objects, size)
         for box in (_boxes_of_parts(object_region([annotation], size)) if annotation.box is None else [annotation.box])
     ]
     seen = [preprocess_region(_fill_box(box, size), preprocess, shades) > 0.5 for box in boxes]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Float
@@ -18,11 +18,11 @@ from jaxtyping import Float
 from camkit.background.effects import IMAGES, OVERALL, ImageRow, Measures, Pair, all_excluded_above, measure_all
 from camkit.background.kinds import Kinds
 from camkit.background.plan import WORSE, Plan
+from camkit.background.report import BASELINE_FILE, PAGE, SCHEMA, checksum, events, render_json, rendered
 from camkit.background.rule import Judgement, said, worst_first
 from camkit.errors import InputError, as_error, printable, refuse_pipe
 from camkit.images.files import write_file
 from camkit.kit.statistics import MIN_GROUPS, Estimate, bootstrap_sums, group_numbers, holm, interval, p_above
-from camkit.kit.store import digest
 from camkit.tables import Rows, Tabular, flat
 
 Inconclusive: TypeAlias = Literal["pass", "fail"]
@@ -80,8 +80,6 @@ class CheckResult(Tabular):
     untested: Mapping[str, str] = field(default_factory=dict)
     change: Change | None = None
     kinds: Kinds | None = None
-    reports: ClassVar[Any] = None
-    """The package ``camkit.background.report``, which imports this module, and so enters itself here."""
 
     def __repr__(self) -> str:
         """Return one line with the verdict and the first reason."""
@@ -174,17 +172,17 @@ class CheckResult(Tabular):
         Raises:
             OutputError: a file cannot be written.
         """
-        for name, contents in self.reports.rendered(self).items():
+        for name, contents in rendered(self).items():
             write_file(Path(folder) / name, contents)
-        return Path(folder) / "report.html"
+        return Path(folder) / PAGE
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``report.json`` has, as plain JSON values."""
-        return dict(json.loads(self.reports.REPORTS[BASELINE_FILE](self)))
+        return dict(json.loads(render_json(self)))
 
     def events(self) -> Iterator[tuple[str, Any]]:
         """Yield what TensorBoard shows, each with its tag: a text, a number, or a strip of pictures."""
-        yield from self.reports.events(self)
+        yield from events(self)
 
     @property
     def worst(self) -> str:
@@ -195,13 +193,6 @@ class CheckResult(Tabular):
             if self.judged[name].verdict == self.verdict and not self.judged[name].waived
         }
         return next(iter(worst_first(deciding)), OVERALL)
-
-
-BASELINE_FILE = "report.json"
-"""The file name of the report that later runs can be compared with."""
-
-SCHEMA = 1
-"""The schema of the report that this version writes and reads."""
 
 
 @dataclass(frozen=True)
@@ -277,12 +268,6 @@ def read_baseline(file: Path) -> dict[str, Any]:
             f"the baseline {file} is damaged: its checksum does not match its contents; make a new baseline"
         )
     return report
-
-
-def checksum(report: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a report without its own checksum; the order and spacing of the JSON do not matter."""
-    contents = {name: value for name, value in report.items() if name != "checksum"}
-    return digest(json.dumps(contents, sort_keys=True))
 
 
 def check_comparable(

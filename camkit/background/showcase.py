@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import cv2
 import numpy as np
@@ -22,14 +22,16 @@ from camkit.background.edits import BLUR, RING, Arm, Edit, PreparedPicture
 from camkit.background.effects import ImageRow, named_without_object
 from camkit.background.experiment import Experiment
 from camkit.background.plan import stratified
-from camkit.background.result import CheckResult
 from camkit.drawing import overlay
 from camkit.explaining.explanation import Explanation
 from camkit.images.regions import Shades
-from camkit.targets import Scores, Target
+from camkit.targets import EachTarget, Scores, Target
 from camkit.targets.places import ranked_box
 from camkit.targets.scores import detections_of
 from camkit.types import Failure, Pixels
+
+if TYPE_CHECKING:
+    from camkit.background.result import CheckResult
 
 THUMBNAILS = 12
 """Pictures shown with their outline: enough to notice that the regions are shifted."""
@@ -228,10 +230,10 @@ class Showcase:
 
     def explained(self, item: Item) -> Explanation | Failure | None:
         """Explain a picture's class, or a detector's best box of this class; None if the model cannot be explained."""
-        plan = self._plan
-        options: dict[str, Any] = {"target": _BestBox(plan.outputs[item.label])} if plan.detects else {}
+        plan, own = self._plan, self._plan.outputs[item.label]
         with contextlib.suppress(*[Exception] * plan.detects):  # it may have no layers, or code without gradients
-            return next(plan.explain([item], **options)) if plan.explains else None
+            target = _BestBox(own) if plan.detects else EachTarget((own,))
+            return next(plan.explain([item], target)) if plan.explains else None
         return None
 
     def _heat_panel(self, item: Item, picture: PreparedPicture) -> Panel:

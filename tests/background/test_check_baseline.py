@@ -29,25 +29,15 @@ def rows(*, right: float, on: dict[str, float]) -> list[ImageRow]:
     made = []
     for number in range(COUNT):
         shares = {background: float(number < share * COUNT) for background, share in on.items()}
-        pasted = (
-            Pasted("a", "g", "a"),
-            *(Pasted(name, "g", "a" if value else name) for name, value in shares.items()),
-        )
-        other = float(np.mean(list(shares.values())))
-        made.append(
-            ImageRow(
-                name=f"{number}.png",
-                label="a",
-                group=f"{number}.png",
-                right=number < right * COUNT,
-                answer="a" if number < right * COUNT else "b",
-                probability=0.5,
-                status="ok",
-                same={"tile": 1.0, "blur": 1.0},
-                other={"tile": other, "blur": other},
-                pasted={"tile": pasted, "blur": pasted},
-            )
-        )
+        others = (Pasted(name, "g", "a" if value else name) for name, value in shares.items())
+        of_fill = {
+            "same": 1.0,
+            "other": float(np.mean(list(shares.values()))),
+            "pasted": (Pasted("a", "g", "a"), *others),
+        }
+        by_fill: dict[str, Any] = {name: {"tile": value, "blur": value} for name, value in of_fill.items()}
+        name, is_right = f"{number}.png", number < right * COUNT
+        made.append(ImageRow(name, "a", name, is_right, "a" if is_right else "b", 0.5, "ok", **by_fill))
     return made
 
 
@@ -94,10 +84,7 @@ def test_chance_is_seldom_worse() -> None:
     rng, alarms = np.random.default_rng(0), 0
     for _ in range(40):
         before, now = (
-            [
-                replace(row, right=bool(is_right))
-                for row, is_right in zip(rows(right=1, on={"b": 1}), draws, strict=True)
-            ]
+            [replace(row, right=bool(right)) for row, right in zip(rows(right=1, on={"b": 1}), draws, strict=True)]
             for draws in rng.random((2, COUNT)) < 0.7
         )
         alarms += bool(changed(before, now).worse)
@@ -133,11 +120,7 @@ def fair(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> camkit.Check
 
 @pytest.mark.extended
 def test_noise_in_the_weights_fails_against_the_baseline(
-    fair: camkit.CheckResult,
-    scenes: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    fair: camkit.CheckResult, scenes: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, generator = camkit.load_model("demo-fair").module, torch.Generator().manual_seed(0)
     weights = module.state_dict()
@@ -164,9 +147,8 @@ def test_a_model_that_is_worse_fails_only_if_asked(fair: camkit.CheckResult) -> 
     failing = with_run(worse, fail_on_worse=True)
     assert (worse.exit_code(), failing.exit_code()) == (0, 1)
     worse.assert_ok()
-    with pytest.raises(
-        AssertionError, match=r"worse than the baseline: the accuracy on unedited pictures fell by 0\.50"
-    ):
+    sentence = r"worse than the baseline: the accuracy on unedited pictures fell by 0\.50"
+    with pytest.raises(AssertionError, match=sentence):
         failing.assert_ok()
     assert "failure" in REPORTS["junit.xml"](failing)
     assert "change since the baseline" in REPORTS["report.html"](failing)

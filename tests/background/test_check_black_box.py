@@ -71,14 +71,11 @@ def test_an_exported_file_is_checked_as_its_model(
     scenes: Path, of_the_model: camkit.CheckResult, tmp_path: Path
 ) -> None:
     plain, file, example = camkit.load_model("demo-biased"), tmp_path / "m.onnx", torch.randn(2, 3, 128, 128)
-    axes = {"images": {0: "N"}}
-    torch.onnx.export(
-        plain.module, (example,), file, dynamo=False, opset_version=17, input_names=["images"], dynamic_axes=axes
-    )
+    names = {"input_names": ["images"], "dynamic_axes": {"images": {0: "N"}}}
+    torch.onnx.export(plain.module, (example,), file, dynamo=False, opset_version=17, **names)
     again = camkit.load_model(str(file), trust_remote_code=True)
-    found = camkit.check(
-        again, scenes, config=CONFIG, out=tmp_path / "out", preprocess=plain.preprocess, labels=plain.labels
-    )
+    options = {"preprocess": plain.preprocess, "labels": plain.labels, "out": tmp_path / "out"}
+    found = camkit.check(again, scenes, config=CONFIG, **options)
     assert found.verdict == "FAIL"
     assert_same_figures(found, of_the_model)
     page = html.unescape((tmp_path / "out" / "report.html").read_text("utf-8"))

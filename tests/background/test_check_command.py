@@ -16,13 +16,13 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from folders import write_masked
 from PIL import Image
 from results import assert_is_a_result
 
 import camkit
 from camkit.background.check import plan_check
-from camkit.background.report import REPORTS
-from camkit.background.result import checksum
+from camkit.background.report import REPORTS, checksum
 from camkit.cli import main
 from camkit.errors import InputError, RunError
 
@@ -46,18 +46,12 @@ class Done(NamedTuple):
     stderr: str
 
 
-def with_config(arguments):
-    """Add the small config that lies beside the drawn scenes."""
-    if arguments and isinstance(arguments[0], Path) and "--config" not in arguments:
-        config = arguments[0].parent / "camkit.toml"
-        return [*arguments, "--config", config] if config.exists() else list(arguments)
-    return list(arguments)
-
-
-def run(*arguments):
-    """Run the command as it is typed, in this process, which has already loaded PyTorch."""
+def run(data, *arguments):
+    """Run the command as it is typed, in this process, with the small config that lies beside the drawn scenes."""
     out, err = io.StringIO(), io.StringIO()
-    typed = ["camkit", "check", *map(str, with_config(arguments))]
+    config = data.parent / "camkit.toml"
+    more = ["--config", config] if config.exists() and "--config" not in arguments else []
+    typed = ["camkit", "check", *map(str, [data, *arguments, *more])]
     with mock.patch.object(sys, "argv", typed), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main()
     return Done(code, out.getvalue(), err.getvalue())
@@ -103,11 +97,11 @@ def test_the_report_does_not_depend_on_threads_batches_or_the_data_folder(biased
 
 @pytest.mark.extended
 def test_a_killed_check_can_be_resumed(biased, scenes, tmp_path):
-    command = [str(Path(sys.executable).with_name("camkit")), "check", str(scenes), "--model", "demo-biased"]
-    command += ["--config", str(scenes.parent / "camkit.toml")]
+    command = [Path(sys.executable).with_name("camkit"), "check", scenes, "--model", "demo-biased"]
+    command += ["--config", scenes.parent / "camkit.toml", "--out", tmp_path]
     journal = tmp_path / "unfinished.jsonl"
     wanted = 40 + 10  # well into the experiment
-    running = subprocess.Popen([*command, "--out", str(tmp_path)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    running = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         end = time.monotonic() + 300
         while time.monotonic() < end and running.poll() is None:
@@ -155,9 +149,8 @@ def test_an_inconclusive_check_exits_with_0_if_asked_and_a_pipe_gets_all_figures
     classes = tmp_path / "classes.json"
     classes.write_text(json.dumps({name: "bird", "car": "car", "plane": "plane", "ship": "ship"}))
 
-    done = run(
-        pictures, "--model", "demo-fair", "--out", tmp_path / "out", "--class-map", classes, "--inconclusive", "pass"
-    )
+    options = ["--out", tmp_path / "out", "--class-map", classes, "--inconclusive", "pass"]
+    done = run(pictures, "--model", "demo-fair", *options)
 
     assert done.returncode == 0, done.stderr
     assert "INCONCLUSIVE: these pictures do not show whether demo-fair relies on the background" in done.stdout
@@ -236,21 +229,17 @@ def test_an_unknown_option_is_refused_with_the_nearest(function):
         function("demo-fair", "pictures", regoins="masks")
 
 
-class Broken(torch.nn.Module):
+class Broken(torch.nn.Sequential):
     """Answers NaN to everything."""
 
-    def __init__(self):
-        super().__init__()
-        self.features = torch.nn.Conv2d(3, 4, 8, stride=8)
-
     def forward(self, images):
-        return self.features(images).mean((2, 3)) * float("nan")
+        return super().forward(images).mean((2, 3)) * float("nan")
 
 
 def test_a_model_that_always_answers_nan_is_an_error(scenes):
+    broken = Broken(torch.nn.Conv2d(3, 4, 8, stride=8)).eval()
     with pytest.raises(RunError, match="NaN") as caught:
-        camkit.check(Broken().eval(), scenes, preprocess=camkit.scenes.preprocess, labels=camkit.scenes.LABELS)
-
+        camkit.check(broken, scenes, preprocess=camkit.scenes.preprocess, labels=camkit.scenes.LABELS)
     assert caught.value.exit_code == 4
 
 
@@ -266,20 +255,16 @@ def test_a_quick_check_shows_the_model_its_sample_alone(scenes, tmp_path):
     assert not any(step.startswith("add ") for step in report["next_steps"]), "half of the pictures are unused"
 
 
-def test_a_quick_check_keeps_a_class_without_regions(scenes, tmp_path):
-    data = copied(scenes, tmp_path, 6)
+def test_a_quick_check_keeps_a_class_without_regions_and_those_of_a_single_class_give_a_verdict(scenes, tmp_path):
+    data = copied(scenes, tmp_path, PER_CLASS)
     shutil.rmtree(data.parent / "masks" / "car")
     result = camkit.check("demo-fair", data, config={"check": {"per_class": 3, "pastes": 1}}, quick=True)
     assert sorted(result.classes) == ["bird", "car", "plane", "ship"]
     assert [row.label for row in result.images].count("car") == 3
-
-
-def test_regions_of_a_single_class_give_a_verdict(scenes, tmp_path):
-    data = copied(scenes, tmp_path, PER_CLASS)
-    for other in ("car", "plane", "ship"):
+    for other in ("plane", "ship"):
         shutil.rmtree(data.parent / "masks" / other)
-    limits = {"least_pictures": PER_CLASS}
-    assert camkit.check("demo-biased", data, config={"check": {"pastes": 1}, "limits": limits}).verdict != "PASS"
+    config = {**QUICK, "limits": {"least_pictures": PER_CLASS}}
+    assert camkit.check("demo-biased", data, config=config).verdict != "PASS"
 
 
 @pytest.mark.extended
@@ -352,22 +337,15 @@ def test_pictures_that_cannot_be_used_are_counted_and_listed(scenes, tmp_path):
 
 @pytest.mark.extended
 @pytest.mark.parametrize("options", [{}, {"ring": 0.3, "ring_is_background": True}])
-def test_without_regions_the_ring_is_exchanged_and_only_warns_unless_it_is_background(scenes, options):
+def test_without_regions_the_ring_is_exchanged_and_only_warns_unless_it_is_background(scenes, tmp_path, options):
     config = {"check": {**QUICK["check"], **options}, "limits": {"least_pictures": PER_CLASS}}
 
-    result = camkit.check("demo-biased", scenes_without_masks(scenes), config=config)
+    (tmp_path / "alone").symlink_to(scenes)  # without the masks beside it
+    result = camkit.check("demo-biased", tmp_path / "alone", config=config)
 
     assert result.overall.skill is None
     assert list(result.overall.gap.by_fill) == ["ring"]
     assert result.verdict in (("FAIL",) if options else ("WARN", "PASS"))
-
-
-def scenes_without_masks(scenes):
-    link = scenes.parent / "alone" / "data"
-    if not link.exists():
-        link.parent.mkdir(exist_ok=True)
-        link.symlink_to(scenes)
-    return link
 
 
 def test_the_users_model_comes_back_as_it_went_in(scenes, tmp_path):
@@ -392,9 +370,8 @@ def test_assert_ok_names_the_worst_class_its_numbers_and_the_report(scenes, tmp_
 
     wide = {"least_pictures": 2, "skill": -1, "gap": 0.3, "sufficiency": 0.3, "attraction": 0.5}  # 40 pictures are few
     camkit.check("demo-fair", data, config={**config, "limits": wide}).assert_ok()
-    with pytest.raises(
-        AssertionError, match=r"FAIL: class '(bird|car|plane|ship)': .* (gap|attraction) of 1\.00 .*report\.html"
-    ):
+    worst = r"FAIL: class '(bird|car|plane|ship)': .* (gap|attraction) of 1\.00 .*report\.html"
+    with pytest.raises(AssertionError, match=worst):
         camkit.check("demo-biased", data, config=config, out=tmp_path / "out").assert_ok()
 
 
@@ -430,11 +407,11 @@ def test_a_function_weights_the_heat_as_the_method_of_that_formula_does(scenes, 
 @pytest.mark.extended
 def test_waivers_hold_until_they_expire(scenes, tmp_path):
     data = copied(scenes, tmp_path, 8)
-    waivers = [{"class": name, "reason": "known", "expires": "2999-01-01"} for name in ("bird", "car", "plane", "ship")]
-    config = {"check": QUICK["check"], "limits": {"least_pictures": 8}}
+    ends = {"bird": "2020-01-01", **dict.fromkeys(("car", "plane", "ship"), "2999-01-01")}
+    waivers = [{"class": name, "reason": "known", "expires": end} for name, end in ends.items()]
+    config = {**QUICK, "limits": {"least_pictures": 8}, "waivers": waivers}
 
-    waivers[0]["expires"] = "2020-01-01"
-    result = camkit.check("demo-biased", data, config={**config, "waivers": waivers})
+    result = camkit.check("demo-biased", data, config=config)
 
     assert {name for name in camkit.scenes.LABELS if result.judged[name].waived} == {"car", "plane", "ship"}
     assert result.verdict == "FAIL"
@@ -447,16 +424,12 @@ def test_cropped_away_objects_are_counted(tmp_path):
     rng = np.random.default_rng(0)
     for label in ("bird", "car"):
         for number in range(6):
-            pixels = rng.integers(0, 255, (128, 400, 3), dtype=np.uint8)
-            mask = np.zeros((128, 400), np.uint8)
+            inside = np.zeros((128, 400), bool)
             left = 10 if number < 2 else 180
-            mask[40:80, left : left + 40] = 255
-            for kind, picture in (("pictures", pixels), ("masks", mask)):
-                file = tmp_path / kind / label / f"{number}.png"
-                file.parent.mkdir(parents=True, exist_ok=True)
-                Image.fromarray(picture).save(file)
+            inside[40:80, left : left + 40] = True
+            data = write_masked(tmp_path, f"{label}/{number}.png", rng.integers(0, 255, (128, 400, 3)), inside)
 
-    result = camkit.check("demo-fair", tmp_path / "pictures", config=QUICK)
+    result = camkit.check("demo-fair", data, config=QUICK)
 
     assert any(warning.startswith("in 4 pictures the object lies outside the part") for warning in result.warnings)
     areas = [row.area for row in result.images if row.area is not None]
@@ -464,11 +437,12 @@ def test_cropped_away_objects_are_counted(tmp_path):
 
 
 @pytest.mark.parametrize("target", ["nowhere.toml", "camkit.toml"])
-def test_a_config_whose_link_is_broken_is_not_ignored(scenes, tmp_path, monkeypatch, target):
+def test_a_config_whose_link_is_broken_is_not_ignored(tmp_path, monkeypatch, target):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "camkit.toml").symlink_to(target)
 
-    done = run(scenes_without_masks(scenes), "--model", "demo-fair")
+    (tmp_path / "alone").mkdir()
+    done = run(tmp_path / "alone" / "data", "--model", "demo-fair")
 
     assert done.returncode == 2
     assert "the config camkit.toml cannot be read" in done.stderr

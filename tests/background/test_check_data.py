@@ -19,26 +19,21 @@ from camkit.background.plan import stratified
 from camkit.errors import InputError
 
 SIZE = (40, 30)
-
-
-def picture(file: Path, shade: int = 0) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", SIZE, (shade, len(file.name), 7)).save(file)
-    return file
+BOX = [1.0, 1.0, 5.0, 5.0]
 
 
 def pictures(folder: Path, *names: str) -> Path:
     for number, name in enumerate(names):
-        picture(folder / name, number)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", SIZE, (number, len(name), 7)).save(folder / name)
     return folder
 
 
-def mask(file: Path) -> Path:
+def mask(file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     drawn = Image.new("L", SIZE)
     drawn.paste(255, (2, 2, 9, 9))
     drawn.save(file)
-    return file
 
 
 def coco(file: Path, boxes: dict[str, list[tuple[str, list[float]]]]) -> Path:
@@ -100,8 +95,7 @@ def test_a_table_of_path_label_and_group(tmp_path: Path) -> None:
 
 
 def test_a_table_may_have_columns_without_a_name_several_objects_and_several_classes(tmp_path: Path) -> None:
-    for number, name in enumerate("abc"):
-        picture(tmp_path / f"{name}.jpg", 40 * number)
+    pictures(tmp_path, "a.jpg", "b.jpg", "c.jpg")
     rows = ["a.jpg,cat", "a.jpg,dog", "a.jpg,cow", "b.jpg,dog", "b.jpg,dog", "c.jpg,cat"]
     (tmp_path / "t.csv").write_text("\n".join([",path,label", *(f"0,{row}" for row in rows)]))
     dataset = read_data(tmp_path / "t.csv")
@@ -128,9 +122,7 @@ def test_a_table_beside_class_folders_says_the_groups_and_places(tmp_path: Path)
     (tmp_path / "t.csv").write_text("path,label,group\nb.jpg,dog,p1\n")
     (tmp_path / "a.csv").unlink()
     dataset = read_data(tmp_path)
-    assert labels(dataset) == {"cat/a.jpg": "cat", "dog/b.jpg": "dog"}, (
-        "folders name the classes, also of unlisted ones"
-    )
+    assert labels(dataset) == {"cat/a.jpg": "cat", "dog/b.jpg": "dog"}, "folders name the classes"
     assert [item.group for item in dataset.items] == ["cat/a.jpg", "dog/b.jpg"]
 
 
@@ -184,12 +176,9 @@ def test_a_flat_folder_takes_the_class_of_the_largest_object(tmp_path: Path) -> 
 
 def test_the_root_of_a_dataset_may_hold_pictures_beside_their_annotations(tmp_path: Path) -> None:
     pictures(tmp_path / "train2017", "a.jpg", "b.jpg")
-    boxes = {"a.jpg": [("dog", [0, 0, 9, 9]), ("cat", [0, 0, 5, 5])], "b.jpg": [("cat", [0, 0, 5, 5])]}
-    (tmp_path / "annotations").mkdir()
+    boxes = {"a.jpg": [("dog", [0, 0, 9, 9]), ("cat", BOX)], "b.jpg": [("cat", BOX)]}
     coco(tmp_path / "annotations" / "instances.json", boxes)
-
     dataset = read_data(tmp_path)
-
     assert labels(dataset) == {"train2017/a.jpg": "dog", "train2017/b.jpg": "cat"}
     assert categories(dataset) == {"train2017/a.jpg": ["dog"], "train2017/b.jpg": ["cat"]}
 
@@ -214,7 +203,7 @@ def test_outlines_without_boxes_count_by_the_area_they_cover(tmp_path: Path) -> 
 )
 def test_a_picture_is_found_by_path_or_name_with_and_without_extension(tmp_path: Path, name: str) -> None:
     data = pictures(tmp_path / "data", "cat/a.jpg", "dog/b.jpg")
-    file = coco(tmp_path / "i.json", {name: [("cat", [1, 1, 5, 5])]})
+    file = coco(tmp_path / "i.json", {name: [("cat", BOX)]})
     dataset = read_data(data, regions=file)
     assert categories(dataset) == {"cat/a.jpg": ["cat"], "dog/b.jpg": []}
     assert dataset.left_out["pictures without a region of their class"] == ("dog/b.jpg",)
@@ -223,10 +212,9 @@ def test_a_picture_is_found_by_path_or_name_with_and_without_extension(tmp_path:
 def test_an_object_belongs_to_one_picture(tmp_path: Path) -> None:
     data = pictures(tmp_path / "data", "cat/1.jpg", "dog/1.jpg", "cat/2.jpg", "dog/2.jpg", "dog/3.jpg")
     boxes = {
-        "dog/1.jpg": [("object", [1, 1, 5, 5])],  # not of cat/1.jpg
-        "2.jpg": [("object", [1, 1, 5, 5])],  # of cat/2.jpg or of dog/2.jpg
-        "cat/3.jpg": [("object", [1, 1, 5, 5])],
-        "bird/3.jpg": [("object", [1, 1, 5, 5])],
+        "dog/1.jpg": [("object", BOX)],  # not of cat/1.jpg
+        "2.jpg": [("object", BOX)],  # of cat/2.jpg or of dog/2.jpg
+        **{f"{label}/3.jpg": [("object", BOX)] for label in ("cat", "bird")},
     }
     dataset = read_data(data, regions=coco(tmp_path / "i.json", boxes))
     assert {name for name, objects in categories(dataset).items() if objects} == {"dog/1.jpg"}
@@ -238,8 +226,7 @@ def test_the_folder_of_the_pictures_need_not_be_in_the_names_of_their_masks(tmp_
         mask(tmp_path / "masks" / f"{name}.png")
     table = tmp_path / "pictures.csv"
     table.write_text("path,label\nimages/cat/1.jpg,cat\nimages/dog/1.jpg,dog\nimages/dog/2.jpg,dog\n")
-    found = {name: len(objects) for name, objects in categories(read_data(table)).items()}
-    assert found == {"images/cat/1.jpg": 1, "images/dog/1.jpg": 1, "images/dog/2.jpg": 0}
+    assert [len(item.objects) for item in read_data(table).items] == [1, 1, 0]
 
 
 def test_a_dot_in_a_name_does_not_begin_an_extension(tmp_path: Path) -> None:
@@ -252,33 +239,23 @@ def test_a_dot_in_a_name_does_not_begin_an_extension(tmp_path: Path) -> None:
     assert categories(dataset) == {"cat/frame.jpg": [], "cat/shot.v2.jpg": ["0"], "dog/b.jpg": ["0"]}
 
 
-BOX = [1.0, 1.0, 5.0, 5.0]
-
-
-def strings_as_ids(table: Any) -> None:
-    for annotation in table["annotations"]:
-        annotation["image_id"] = str(annotation["image_id"])
-
-
-def no_boxes(table: Any) -> None:
-    for annotation in table["annotations"]:
-        del annotation["bbox"]
-
-
-def other_pictures(table: Any) -> None:
-    for image in table["images"]:
-        image["file_name"] = f"x{image['id']}.jpg"
+def every(table: str, name: str, value: Any) -> Any:
+    """Return what changes a value in each row of a table of COCO."""
+    return lambda coco: [row.update({name: value(row)}) for row in coco[table]]
 
 
 @pytest.mark.parametrize("folders", [("cat/", "dog/"), ("images/", "images/")], ids=["folder per class", "flat"])
 @pytest.mark.parametrize(
     ("spoil", "cause"),
     [
-        (strings_as_ids, "an id must be a number"),
+        (every("annotations", "image_id", lambda row: str(row["image_id"])), "an id must be a number"),
         (lambda table: table.update(categories=[]), r"2 annotations of a category that is not listed"),
-        (no_boxes, "2 annotations with neither box nor outline"),
+        (every("annotations", "bbox", lambda row: None), "2 annotations with neither box nor outline"),
         (lambda table: table.update(annotations=[]), "no objects"),
-        (other_pictures, r"2 pictures have names such as '.*a.jpg'.* names such as 'x0.jpg'"),
+        (
+            every("images", "file_name", lambda row: f"x{row['id']}.jpg"),
+            r"2 pictures have names such as '.*a.jpg'.* names such as 'x0.jpg'",
+        ),
         (None, r"the regions of YOLO in .* have no objects .*; 2 boxes in pixels"),
     ],
 )
@@ -310,7 +287,7 @@ def test_ambiguous_names_are_the_cause(tmp_path: Path) -> None:
     file = coco(tmp_path / "annotations" / "i.json", {"a.jpg": [("cat", BOX)]})
     with pytest.raises(InputError, match="the names of 2 pictures are ambiguous"):
         read_data(tmp_path)
-    picture(tmp_path / "cat" / "b.jpg", 9)
+    pictures(tmp_path, "cat/b.jpg")
     coco(file, {"a.jpg": [("cat", BOX)], "b.jpg": [("cat", BOX)]})
     left_out = read_data(tmp_path).left_out
     assert left_out["pictures whose region has an ambiguous name"] == ("cat/a.jpg", "dog/a.jpg")
@@ -402,7 +379,7 @@ def test_the_class_map_says_that_a_folder_is_a_class(tmp_path: Path) -> None:
 def test_problems_of_two_sources_add_up(tmp_path: Path) -> None:
     data = pictures(tmp_path / "data", "cat/a.jpg", "cat/b.jpg")
     for name in ("a", "b"):
-        boxes = {f"{name}.jpg": [("cat", [1, 1, 5, 5]), ("cat", [1, 1, -5, 5])]}
+        boxes = {f"{name}.jpg": [("cat", BOX), ("cat", [1, 1, -5, 5])]}
         coco(data / "annotations" / f"{name}.json", boxes)
     dataset = read_data(data)
     assert sorted(dataset.left_out["COCO: boxes without an area"]) == ["a.jpg", "b.jpg"]
@@ -411,7 +388,7 @@ def test_problems_of_two_sources_add_up(tmp_path: Path) -> None:
 
 def test_objects_of_other_classes_and_of_allowed_categories(tmp_path: Path) -> None:
     data = pictures(tmp_path / "data", "Cat/a.jpg", "dog/b.jpg")
-    boxes = [("cat", [1, 1, 5, 5]), ("DOG", [1, 1, 5, 5]), ("rider", [1, 1, 5, 5]), ("tree", [1, 1, 5, 5])]
+    boxes = [("cat", BOX), ("DOG", BOX), ("rider", BOX), ("tree", BOX)]
     file = coco(tmp_path / "i.json", {"a.jpg": boxes, "b.jpg": boxes})
     dataset = read_data(data, regions=file, also={"dog": frozenset({"rider"})})
     assert categories(dataset) == {"Cat/a.jpg": ["cat"], "dog/b.jpg": ["DOG", "rider"]}
@@ -420,23 +397,19 @@ def test_objects_of_other_classes_and_of_allowed_categories(tmp_path: Path) -> N
 
 def test_an_allowed_category_that_no_object_has_is_refused_with_the_nearest(tmp_path: Path) -> None:
     data = pictures(tmp_path / "data", "cat/a.jpg", "dog/b.jpg")
-    file = coco(tmp_path / "i.json", {"a.jpg": [("cat", [1, 1, 5, 5])], "b.jpg": [("rider", [1, 1, 5, 5])]})
+    file = coco(tmp_path / "i.json", {"a.jpg": [("cat", BOX)], "b.jpg": [("rider", BOX)]})
     with pytest.raises(InputError, match=r"'dog' to be recognised by 'ridr'.*did you mean 'rider'"):
         read_data(data, regions=file, also={"dog": frozenset({"ridr"})})
 
 
 def test_crowds_are_removed_with_the_objects_but_are_not_objects(tmp_path: Path) -> None:
     pictures(tmp_path, "dog/a.png", "cat/b.png")
-    coco(
-        tmp_path / "instances.json",
-        {"dog/a.png": [("dog", [0, 0, 9, 9]), ("dog", [20, 0, 9, 9])], "cat/b.png": [("cat", [0, 0, 5, 5])]},
-    )
-    table = json.loads((tmp_path / "instances.json").read_text())
+    boxes = {"dog/a.png": [("dog", [0, 0, 9, 9]), ("dog", [20, 0, 9, 9])], "cat/b.png": [("cat", BOX)]}
+    file = coco(tmp_path / "instances.json", boxes)
+    table = json.loads(file.read_text())
     table["annotations"][1]["iscrowd"] = 1
-    (tmp_path / "instances.json").write_text(json.dumps(table))
-
+    file.write_text(json.dumps(table))
     dog = {item.name: item for item in read_data(tmp_path).items}["dog/a.png"]
-
     assert [tuple(one.box or ()) for one in dog.objects] == [(0, 0, 9, 9)]
     assert [tuple(one.box or ()) for one in dog.others] == [(20, 0, 29, 9)]
 
@@ -457,7 +430,7 @@ def test_every_format_is_found_without_being_named(tmp_path: Path) -> None:
         if content is not None:
             file.write_text(content)
         elif name == "COCO":
-            coco(file, {"a.jpg": [("cat", [1, 1, 5, 5])]})
+            coco(file, {"a.jpg": [("cat", BOX)]})
         else:
             mask(file)
         dataset = read_data(data)
@@ -495,13 +468,7 @@ def test_classes_by_number_by_order_and_by_class_map() -> None:
     assert dict(matched) == {"cat": (2,), "fish": (1, 0)}
 
 
-@pytest.mark.parametrize(
-    ("name", "nearest"),
-    [
-        ("GOLDFISCH", "goldfish"),
-        ("stop light", "traffic light, stoplight"),
-    ],
-)
+@pytest.mark.parametrize(("name", "nearest"), [("GOLDFISCH", "goldfish"), ("stop light", "traffic light, stoplight")])
 def test_an_unknown_class_is_refused_with_the_nearest_label(name: str, nearest: str) -> None:
     with pytest.raises(InputError, match=f"no label {name!r}; rename .*; did you mean {nearest!r}"):
         match_classes(["crane", name], IMAGENET, 5, None)
@@ -524,9 +491,8 @@ def test_an_unknown_class_is_refused_with_the_nearest_label(name: str, nearest: 
 def test_classes_that_do_not_fit_are_refused_in_one_sentence(
     classes: list[str], labels_of: list[str] | None, outputs: int, table: Any, message: str
 ) -> None:
-    with pytest.raises(InputError, match=message) as caught:
+    with refused(message, InputError):
         match_classes(classes, labels_of, outputs, table, {"b": 62})
-    assert "\n" not in str(caught.value)
 
 
 def test_a_class_map_is_a_mapping_or_a_file_without_its_comments(tmp_path: Path) -> None:
@@ -539,7 +505,7 @@ def test_a_class_map_is_a_mapping_or_a_file_without_its_comments(tmp_path: Path)
         for source, named in (({"a": wrong}, "class_map"), (file, r"c\.json")):
             with pytest.raises(InputError, match=f"{named}: 'a' must have indices or labels"):
                 read_class_map(source)
-    for text in (b"", b"[]", b"3", b"{", b"[" * 100_000, b'{"\xff": 1}'):
+    for text in (b"", b"[]", b"3", b"{", b'{"\xff": 1}'):
         file.write_bytes(text)
         with pytest.raises(InputError, match=r"c\.json cannot be read"):
             read_class_map(file)
@@ -547,11 +513,8 @@ def test_a_class_map_is_a_mapping_or_a_file_without_its_comments(tmp_path: Path)
 
 def test_null_in_a_class_map_leaves_the_pictures_of_a_class_out(tmp_path: Path) -> None:
     assert read_class_map({"cat": 1, "emu": None}) == {"cat": [1], "emu": None}
-    for label in ("cat", "dog", "emu"):
-        pictures(tmp_path / label, "1.png", "2.png")
-
+    pictures(tmp_path, *(f"{label}/{number}.png" for label in ("cat", "dog", "emu") for number in (1, 2)))
     found = read_data(tmp_path, class_map={"cat": [0], "dog": [1], "emu": None})
-
     assert found.classes == ("cat", "dog")
     assert found.facts[0].startswith("4 pictures of 2 classes")
     assert found.left_out == {"pictures of 'emu', which the class map leaves out (null)": ("emu/1.png", "emu/2.png")}
@@ -559,14 +522,17 @@ def test_null_in_a_class_map_leaves_the_pictures_of_a_class_out(tmp_path: Path) 
         read_data(tmp_path, class_map=dict.fromkeys(("cat", "dog", "emu")))
 
 
-def question(table: list[list[int]], outputs: int | None = None) -> str | None:
+def question(table: list[list[int]]) -> str | None:
     """Ask about the order of classes a, b, ..., of which each row says how many pictures get each output."""
     classes = "abcdefgh"[: len(table)]
-    pairs = [(name, output) for name, row in zip(classes, table, strict=True) for output, n in enumerate(row)
-             for _ in range(n)]  # fmt: skip
-    names = [f"label {number}" for number in range(outputs or len(table[0]))]
-    indices = {name: (number,) for number, name in enumerate(classes)}
-    return question_order([name for name, _ in pairs], [output for _, output in pairs], indices, names)
+    answers = [
+        (name, output)
+        for name, row in zip(classes, table, strict=True)
+        for output, n in enumerate(row)
+        for _ in range(n)
+    ]
+    names = [f"label {number}" for number in range(len(table[0]))]
+    return question_order(answers, {name: (number,) for number, name in enumerate(classes)}, names)
 
 
 @settings(max_examples=50, deadline=None)
@@ -594,9 +560,9 @@ def test_wrong_answers_alone_raise_no_question(table: list[list[int]]) -> None:
 
 
 def test_the_question_names_outputs_that_no_class_has() -> None:
-    asked = question_order([*"aaaaabbbbb"], [2] * 5 + [3] * 5, {"a": (0, 7), "b": (1,)}, None)
+    asked = question_order([("a", 2)] * 5 + [("b", 3)] * 5, {"a": (0, 7), "b": (1,)}, None)
     assert asked == "the model mostly answers class 2 for 'a', class 3 for 'b': are the labels in the model's order?"
-    assert question_order([*"aaaaa"], [-1] * 5, {"a": (0,)}, None) is None
+    assert question_order([("a", -1)] * 5, {"a": (0,)}, None) is None
 
 
 # The sample
@@ -625,10 +591,13 @@ def test_the_sample_depends_on_the_pictures_and_the_seed_alone(counts: dict[str,
 
 
 def test_one_more_picture_replaces_at_most_one_and_another_seed_many() -> None:
-    drawn = {one.name for one in stratified(items_of({"a": 200}), 50, 1000, 0)}
-    assert len(drawn - {one.name for one in stratified(items_of({"a": 201}), 50, 1000, 0)}) <= 1
-    assert len(drawn - {one.name for one in stratified(items_of({"a": 200}), 50, 1000, 1)}) > 20
-    fewer = {one.name for one in stratified(items_of({"a": 200, "b": 200}), 50, 60, 0)}
+    def names(counts: dict[str, int], most: int = 1000, seed: int = 0) -> set[str]:
+        return {one.name for one in stratified(items_of(counts), 50, most, seed)}
+
+    drawn = names({"a": 200})
+    assert len(drawn - names({"a": 201})) <= 1
+    assert len(drawn - names({"a": 200}, seed=1)) > 20
+    fewer = names({"a": 200, "b": 200}, most=60)
     assert {name for name in fewer if name[0] == "a"} <= drawn
     assert len(fewer) == 60
     assert len(stratified(items_of({"a": 3, "b": 3, "c": 3}), 50, 2, 0)) == 3, "at least one of each class"

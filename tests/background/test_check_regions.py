@@ -11,19 +11,20 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from folders import write_masked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw, ImageOps
 from pycocotools import mask as rle
+from refusals import refused
 from torchvision.transforms import functional as tv
 from torchvision.transforms._presets import ImageClassification
 
 import camkit
 from camkit.background import regions as formats
 from camkit.background.data import read_data
-from camkit.background.regions import Annotations, ObjectAnnotation, in_pixels, object_region, widened_boxes
+from camkit.background.regions import Annotations, ObjectAnnotation, object_region, widened_boxes
 from camkit.errors import ImageError, InputError
-from camkit.images.masks import MaskFile, understand_masks
 from camkit.images.regions import measure_shades, preprocess_region
 from camkit.types import Box
 from scripts.demo.drawn_scenes import draw
@@ -57,7 +58,7 @@ def row(**more: object) -> dict[str, object]:
 
 def drawn(annotations: Annotations, name: str = "a.jpg", size: tuple[int, int] = SIZE) -> np.ndarray:
     """Return the region of the objects in a picture."""
-    return object_region([in_pixels(annotation, size) for annotation in annotations.objects[name]], size)
+    return object_region(annotations.objects[name], size)
 
 
 def rectangle(left: int, top: int, right: int, bottom: int) -> np.ndarray:
@@ -84,12 +85,11 @@ def test_coco_boxes_polygons_and_both_encodings_agree_with_other_libraries(tmp_p
     columns = shape.T.ravel().astype(int)
     changes = np.flatnonzero(np.diff(np.concatenate([[0], columns, [1 - columns[-1]]])))
     counts = np.diff(np.concatenate([[0], changes])).tolist()
-    size = [SIZE[1], SIZE[0]]
     polygon = Image.new("1", SIZE)
     ImageDraw.Draw(polygon).polygon([3, 3, 35, 8, 20, 27], fill=1)
     for segmentation, expected in (
-        ({"size": size, "counts": packed["counts"].decode()}, shape),
-        ({"size": size, "counts": counts}, shape),
+        ({"size": FULL, "counts": packed["counts"].decode()}, shape),
+        ({"size": FULL, "counts": counts}, shape),
         ([SQUARE], rectangle(5, 4, 25, 20)),
         ([SQUARE, [30, 2, 38, 2, 38, 9, 30, 9]], rectangle(5, 4, 25, 20) | rectangle(30, 2, 38, 9)),
     ):
@@ -97,8 +97,7 @@ def test_coco_boxes_polygons_and_both_encodings_agree_with_other_libraries(tmp_p
         assert (region == expected).all()
     annotations = formats.read_coco(coco_file(tmp_path, [row(segmentation=[[3, 3, 35, 8, 20, 27]])]))
     assert [one.size for one in annotations.objects["a.jpg"]] == [SIZE]
-    region = drawn(annotations)
-    assert not differs_off_the_edge(region, np.array(polygon)).any()
+    assert not differs_off_the_edge(drawn(annotations), np.array(polygon)).any()
     region = drawn(formats.read_coco(coco_file(tmp_path, [row(bbox=[2, 3, 10, 5]), row(bbox=[20, 20, 4, 4])])))
     assert (region == (rectangle(2, 3, 12, 8) | rectangle(20, 20, 24, 24))).all()
 
@@ -134,47 +133,39 @@ def test_crowds_and_dangling_ids_and_bad_boxes_are_counted_and_left_out(tmp_path
     }
 
 
-def test_coco_boxes_and_polygons_in_shares_are_recognised(tmp_path: Path) -> None:
-    shares = [side / SIZE[number % 2] for number, side in enumerate(SQUARE)]
-    for annotation in (
-        row(bbox=[0.125, 4 / 30, 0.5, 16 / 30]),
-        row(bbox=[0.125, 4 / 30, 0.5, 16 / 30], segmentation=[shares]),
-        row(segmentation=[shares]),
-    ):
-        assert (drawn(formats.read_coco(coco_file(tmp_path, [annotation]))) == rectangle(5, 4, 25, 20)).all()
+SHARES = [side / SIZE[number % 2] for number, side in enumerate(SQUARE)]
+EMPTY = {"size": FULL, "counts": [SIZE[0] * SIZE[1]]}
+NO_SIZE = [{"id": 1, "file_name": "a.jpg", "width": -1, "height": -1}]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "more"),
+    [
+        ({"bbox": [0.125, 4 / 30, 0.5, 16 / 30]}, {}),
+        ({"bbox": [0.125, 4 / 30, 0.5, 16 / 30], "segmentation": [SHARES]}, {}),
+        ({"segmentation": [SHARES]}, {}),
+        *(({"segmentation": empty, "bbox": [5, 4, 20, 16]}, {}) for empty in ([[0] * 6], [[-1] * 6], EMPTY, [])),
+        ({"segmentation": [SQUARE]}, {"images": NO_SIZE}),
+    ],
+)
+def test_coco_in_shares_with_empty_outlines_and_without_a_size(tmp_path: Path, annotation: Any, more: Any) -> None:
+    region = drawn(formats.read_coco(coco_file(tmp_path, [row(**annotation)], **more)))
+    assert (region == rectangle(5, 4, 25, 20)).all()
 
 
 def test_an_outline_without_a_box_gets_the_box_around_it(tmp_path: Path) -> None:
-    shape = rectangle(5, 4, 25, 20)
-    packed = rle.encode(np.asfortranarray(shape.astype(np.uint8)))
-    left, top, width, height = rle.toBbox(packed)
-    segmentation = {"size": [SIZE[1], SIZE[0]], "counts": packed["counts"].decode()}
-    for one in (segmentation, [SQUARE]):
+    packed = rle.encode(np.asfortranarray(rectangle(5, 4, 25, 20).astype(np.uint8)))
+    for one in ({"size": FULL, "counts": packed["counts"].decode()}, [SQUARE]):
         for bbox in ([], None, [0, 0, 0, 0], [3, 3, -1, 5], [-1, -1, -1, -1], [0, 0, 1, 1], [None] * 4):
             annotations = formats.read_coco(coco_file(tmp_path, [row(segmentation=one, bbox=bbox)]))
-            assert annotations.objects["a.jpg"][0].box == Box(left, top, left + width, top + height)
-            assert (drawn(annotations) == shape).all()
+            assert annotations.objects["a.jpg"][0].box == Box(5, 4, 25, 20)
+            assert (drawn(annotations) == rectangle(5, 4, 25, 20)).all()
             assert not annotations.problems
-
-
-def test_an_outline_without_an_area_leaves_the_box(tmp_path: Path) -> None:
-    empty = {"size": [SIZE[1], SIZE[0]], "counts": [SIZE[0] * SIZE[1]]}
-    for one in ([[0, 0, 0, 0, 0, 0]], [[-1, -1, -1, -1, -1, -1]], empty, []):
-        annotations = formats.read_coco(coco_file(tmp_path, [row(segmentation=one, bbox=[5, 4, 20, 16])]))
-        assert (drawn(annotations) == rectangle(5, 4, 25, 20)).all()
-
-
-def test_a_placeholder_for_the_size_of_a_picture_is_ignored(tmp_path: Path) -> None:
-    images = [{"id": 1, "file_name": "a.jpg", "width": -1, "height": -1}]
-    region = drawn(formats.read_coco(coco_file(tmp_path, [row(segmentation=[SQUARE])], images=images)))
-    assert (region == rectangle(5, 4, 25, 20)).all()
 
 
 @pytest.mark.parametrize("name", ["instances_val.json", "_annotations.coco.json", "annotations/x.json"])
 def test_a_broken_file_with_a_name_for_regions_is_not_skipped(tmp_path: Path, name: str) -> None:
-    whole = coco_file(tmp_path, [row(bbox=[1, 1, 4, 4])])
-    text = whole.read_text()
-    whole.unlink()
+    text = coco_text([row(bbox=[1, 1, 4, 4])])
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(text[: len(text) // 2])
     (tmp_path / "notes.json").write_text("{")
@@ -206,28 +197,30 @@ def voc_object(*sides: object, name: str = "cat") -> str:
     return OBJECT.format(*sides, name=name)
 
 
+def voc_file(folder: Path, *objects: str, name: str = "a", size: str = VOC_SIZE) -> Path:
+    file = folder / f"{name}.xml"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(VOC.format(size=size, objects="".join(objects)))
+    return file
+
+
 @pytest.mark.parametrize("size", [VOC_SIZE, "", "<size><width>0</width><height>0</height></size>"])
 def test_voc_counts_pixels_from_one_and_includes_the_last(tmp_path: Path, size: str) -> None:
-    file = tmp_path / "a.xml"
-    file.write_text(VOC.format(size=size, objects=voc_object(1, 1, 40, 30) + voc_object(3, 4, 3, 9, name="dog")))
-    annotations = formats.read_voc(file)
-    assert [(one.category, tuple(one.box)) for one in annotations.objects["a.jpg"]] == [
-        ("cat", (0, 0, 40, 30)),
-        ("dog", (2, 3, 3, 9)),
-    ]
-    assert {one.size for one in annotations.objects["a.jpg"]} == {SIZE if size == VOC_SIZE else None}
+    objects = voc_object(1, 1, 40, 30), voc_object(3, 4, 3, 9, name="dog")
+    annotations = formats.read_voc(voc_file(tmp_path, *objects, size=size))
+    cat, dog = annotations.objects["a.jpg"]
+    assert [cat.category, cat.box, dog.category, dog.box] == ["cat", Box(0, 0, 40, 30), "dog", Box(2, 3, 3, 9)]
+    assert cat.size == dog.size == (SIZE if size == VOC_SIZE else None)
     assert drawn(annotations).all()
-    assert (object_region(annotations.objects["a.jpg"][1:], SIZE) == rectangle(2, 3, 3, 9)).all()
+    assert (object_region([dog], SIZE) == rectangle(2, 3, 3, 9)).all()
     assert not annotations.problems
 
 
 def test_voc_pictures_with_one_name_in_two_folders_keep_their_own_objects(tmp_path: Path) -> None:
-    for label, sides in (("cat", (1, 1, 5, 5)), ("dog", (11, 11, 15, 15))):
-        (tmp_path / label).mkdir()
-        text = VOC.format(size=VOC_SIZE, objects=voc_object(*sides, name=label))
-        (tmp_path / label / "a.xml").write_text(text)
-    annotations = formats.read_voc(tmp_path)
-    assert {name: [one.category for one in objects] for name, objects in annotations.objects.items()} == {
+    for label in ("cat", "dog"):
+        voc_file(tmp_path, voc_object(1, 1, 5, 5, name=label), name=f"{label}/a")
+    found = formats.read_voc(tmp_path).objects
+    assert {name: [one.category for one in of] for name, of in found.items()} == {
         "cat/a.jpg": ["cat"],
         "dog/a.jpg": ["dog"],
     }
@@ -237,7 +230,7 @@ def test_other_xml_among_annotations_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "junit.xml").write_text("<testsuites/>")
     assert formats.find_regions(tmp_path) == []
-    (tmp_path / "a.xml").write_text(VOC.format(size=VOC_SIZE, objects=voc_object(1, 1, 5, 5)))
+    voc_file(tmp_path, voc_object(1, 1, 5, 5))
     (annotations,) = formats.find_regions(tmp_path)
     assert list(annotations.objects) == ["a.jpg"]
     (tmp_path / "b.xml").write_text("<annotation>")
@@ -246,22 +239,16 @@ def test_other_xml_among_annotations_is_skipped(tmp_path: Path) -> None:
 
 
 def test_voc_boxes_in_shares_are_recognised_from_all_files_together(tmp_path: Path) -> None:
-    (tmp_path / "a.xml").write_text(VOC.format(size=VOC_SIZE, objects=voc_object(0.25, 0.2, 0.75, 1.0)))
+    voc_file(tmp_path, voc_object(0.25, 0.2, 0.75, 1.0))
     assert (drawn(formats.read_voc(tmp_path)) == rectangle(10, 6, 30, 30)).all()
-    text = VOC.format(size=VOC_SIZE, objects=voc_object(3, 4, 12, 20)).replace("a.jpg", "b.jpg")
-    (tmp_path / "b.xml").write_text(text)
+    other = voc_file(tmp_path, voc_object(3, 4, 12, 20), name="b")
+    other.write_text(other.read_text().replace("a.jpg", "b.jpg"))
     both = formats.read_voc(tmp_path)
     assert (drawn(both, "b.jpg") == rectangle(2, 3, 12, 20)).all()
     assert both.problems == {"boxes inside the corner pixel, probably given as shares instead of pixels": ["a.jpg"]}
 
 
-def test_voc_may_have_another_encoding(tmp_path: Path) -> None:
-    text = VOC.format(size=VOC_SIZE, objects=voc_object(1, 1, 5, 5, name="狗"))
-    (tmp_path / "a.xml").write_bytes(f'<?xml version="1.0" encoding="utf-16"?>\r\n{text}'.encode("utf-16"))
-    (annotations,) = formats.find_regions(tmp_path)
-    assert [one.category for one in annotations.objects["a.jpg"]] == ["狗"]
-
-
+# YOLO
 # YOLO
 
 
@@ -289,8 +276,8 @@ def test_yolo_boxes_and_polygons_in_shares_and_names_by_number(tmp_path: Path, n
     )
     first, second = annotations.objects["a"]
     assert (first.category, second.category) == ("cat", "dog")
-    assert (object_region([in_pixels(first, SIZE)], SIZE) == rectangle(10, 12, 30, 18)).all()
-    assert (object_region([in_pixels(second, SIZE)], SIZE) == rectangle(4, 3, 36, 18)).all()
+    assert (object_region([first], SIZE) == rectangle(10, 12, 30, 18)).all()
+    assert (object_region([second], SIZE) == rectangle(4, 3, 36, 18)).all()
 
 
 @pytest.mark.parametrize(
@@ -302,23 +289,15 @@ def test_yolo_boxes_and_polygons_in_shares_and_names_by_number(tmp_path: Path, n
     ],
 )
 def test_a_data_yaml_stands_for_the_folder_of_its_pictures(tmp_path: Path, table: str, place: str) -> None:
-    for folder in (place, "images/train"):
+    for folder, name in ((place, "a"), ("images/train", "b")):
         labels = tmp_path / folder.replace("images", "labels")
         for made in (tmp_path / folder, labels):
             made.mkdir(parents=True)
-        name = "a" if folder == place else "b"
         Image.new("RGB", SIZE).save(tmp_path / folder / f"{name}.png")
         (labels / f"{name}.txt").write_text("1 0.5 0.5 0.5 0.2\n")
     (tmp_path / "data.yaml").write_text(f"{table}\nnames: [dog, cat]\n")
     data = read_data(tmp_path / "data.yaml")
     assert [(item.path.resolve(), item.label) for item in data.items] == [(tmp_path / place / "a.png", "cat")]
-
-
-def test_a_data_yaml_with_several_folders_does_not_stand_for_the_training_pictures(tmp_path: Path) -> None:
-    (tmp_path / "train").mkdir()
-    (tmp_path / "data.yaml").write_text("val: [v1, v2]\ntrain: train\nnames: [dog, cat]\n")
-    with pytest.raises(InputError, match="must name one folder that exists"):
-        read_data(tmp_path / "data.yaml")
 
 
 @pytest.mark.parametrize("regions", [None, "set/labels"])
@@ -345,31 +324,25 @@ def test_without_names_a_class_is_its_number_and_a_confidence_and_a_track_are_le
     assert (drawn(annotations, "a") == rectangle(10, 12, 30, 18)).all()
 
 
-POSES = {
-    "4 keypoints of 3 numbers": (3, "0.3 0.45 2 0.5 0.5 1 0 0 0 0.7 0.55 2"),
-    "4 keypoints of 2 numbers": (2, "0.3 0.45 0.5 0.5 0 0 0.7 0.55"),
-    "3 keypoints of 3 numbers and a confidence": (3, "0.3 0.45 2 0.5 0.5 1 0 0 0 0.9"),
-}
+POSES = [
+    ("kpt_shape: [4, 3]", "0.3 0.45 2 0.5 0.5 1 0 0 0 0.7 0.55 2"),
+    ("kpt_shape: [4, 2]", "0.3 0.45 0.5 0.5 0 0 0.7 0.55"),
+    ("kpt_shape: [3, 3]", "0.3 0.45 2 0.5 0.5 1 0 0 0 0.9"),  # and a confidence
+    ("", "0.3 0.45 2 0.5 0.5 1 0 0 0 0.7 0.55 2\n0 0.5 0.5 0.5 0.2 0.3 0.45 0 0.5 0.5 1 0 0 0 0.7 0.55 2"),
+]
 
 
-@pytest.mark.parametrize("pose", POSES)
-@pytest.mark.parametrize("place", ["beside", "above class names in the folder of labels"])
-def test_of_a_pose_the_box_is_read(tmp_path: Path, pose: str, place: str) -> None:
-    size, keypoints = POSES[pose]
-    table = f"kpt_shape: [{len(keypoints.split()) // size}, {size}]\n"
-    labels = yolo_folder(tmp_path, f"0 0.5 0.5 0.5 0.2 {keypoints}\n0 0.5 0.5 0.5 0.2", ("data.yaml", table))
-    if place == "beside":
-        (tmp_path / "data.yaml").write_text(f"names: [cat]\n{table}")
+@pytest.mark.parametrize(("table", "keypoints"), POSES)
+@pytest.mark.parametrize("names_in_table", [True, False])
+def test_of_a_pose_the_box_is_read(tmp_path: Path, table: str, keypoints: str, names_in_table: bool) -> None:
+    labels = yolo_folder(tmp_path, f"0 0.5 0.5 0.5 0.2 {keypoints}", ("data.yaml", f"{table}\n"))
+    if names_in_table:
+        (tmp_path / "data.yaml").write_text(f"names: [cat]\n{table}\n")
     else:
         (labels / "classes.txt").write_text("cat\n")
-    first, second = formats.read_yolo(labels).objects["a"]
-    assert (first.kind, first.category, first.box) == ("box", "cat", second.box)
-
-
-def test_a_pose_with_visibilities_is_recognised_without_a_table(tmp_path: Path) -> None:
-    labels = yolo_folder(tmp_path, "0 0.5 0.5 0.5 0.2 0.3 0.45 2 0.5 0.5 1 0 0 0 0.7 0.55 2")
-    (labels / "b.txt").write_text("0 0.5 0.5 0.5 0.2 0.3 0.45 0 0.5 0.5 1 0 0 0 0.7 0.55 2")
-    assert {one.kind for objects in formats.read_yolo(labels).objects.values() for one in objects} == {"box"}
+    for found in formats.read_yolo(labels).objects["a"]:
+        assert (found.kind, found.category) == ("box", "cat")
+        assert (object_region([found], SIZE) == rectangle(10, 12, 30, 18)).all()
 
 
 def test_polygons_beside_kpt_shape_stay_polygons(tmp_path: Path) -> None:
@@ -408,9 +381,7 @@ def test_lists_of_pictures_beside_yolo_are_no_annotations(tmp_path: Path, names:
     for name in ("train.txt", "images.txt", "README.dataset.txt"):
         (tmp_path / name).write_text(names if name != "README.dataset.txt" else "Exported from a tool.\n")
     (annotations,) = formats.find_regions(tmp_path)
-    assert {name: [one.category for one in objects] for name, objects in annotations.objects.items()} == {
-        "data/a": ["dog"]
-    }
+    assert [(name, one.category) for name, of in annotations.objects.items() for one in of] == [("data/a", "dog")]
 
 
 def test_yolo_counts_unknown_classes_and_invalid_boxes(tmp_path: Path) -> None:
@@ -475,17 +446,14 @@ def test_a_colour_mask_of_16_bits_is_refused_and_not_read_as_black(tmp_path: Pat
 
 
 def test_a_mask_of_another_size_or_a_broken_one_is_an_image_error(tmp_path: Path) -> None:
-    masks_of(tmp_path, levels(BOTH * 255))
-    file = tmp_path / "a.png"
-    annotation = ObjectAnnotation("", None, MaskFile(file, understand_masks([file])))
+    objects, file = masks_of(tmp_path, levels(BOTH * 255)).objects["a"], tmp_path / "a.png"
     with pytest.raises(ImageError, match=r"the mask .*a\.png has 40x30 pixels, but its picture has 30x40"):
-        object_region([annotation], (30, 40))
+        object_region(objects, (30, 40))
     file.write_bytes(file.read_bytes()[:60])
-    with pytest.raises(ImageError, match=r"the mask .*a\.png cannot be read"):
-        object_region([annotation], SIZE)
-    file.unlink()
-    with pytest.raises(ImageError, match=r"the mask .*a\.png cannot be read"):
-        object_region([annotation], SIZE)
+    for _ in range(2):  # broken, then gone
+        with pytest.raises(ImageError, match=r"the mask .*a\.png cannot be read"):
+            object_region(objects, SIZE)
+        file.unlink(missing_ok=True)
 
 
 def two_objects(first: int, second: int, around: int | None = None) -> np.ndarray:
@@ -606,9 +574,8 @@ REFUSED = {
 def test_masks_that_could_mean_two_things_are_refused_in_one_sentence(tmp_path: Path, case: str) -> None:
     pictures, message = REFUSED[case]
     suffix = ".tif" if pictures[0].mode in ("I", "F") else ".png"
-    with pytest.raises(InputError, match=message) as caught:
+    with refused(message, InputError):
         masks_of(tmp_path, *pictures, suffix=suffix)
-    assert "\n" not in str(caught.value)
 
 
 def test_one_mask_that_is_refused_costs_only_its_own_picture(tmp_path: Path) -> None:
@@ -669,9 +636,9 @@ def test_only_the_named_folder_is_read(tmp_path: Path) -> None:
 )
 def test_an_object_drawn_on_another_size_is_refused(size: tuple[int, int], message: str) -> None:
     annotation = ObjectAnnotation("cat", Box(1, 1, 9, 9), size=size)
-    assert in_pixels(annotation, size) is annotation
+    assert object_region([annotation], size).any()
     with pytest.raises(ImageError, match=message):
-        in_pixels(annotation, (40, 30))
+        object_region([annotation], (40, 30))
 
 
 def test_a_mask_folder_without_masks_does_not_count(tmp_path: Path) -> None:
@@ -713,15 +680,12 @@ def test_a_polygon_that_reaches_out_is_clipped() -> None:
 
 
 def test_removed_boxes_cover_each_part_of_a_mask_with_a_margin(tmp_path: Path) -> None:
-    file = tmp_path / "a.png"
-    levels((rectangle(3, 3, 9, 9) | rectangle(30, 20, 38, 28)) * 255).save(file)
-    assert (
-        widened_boxes([ObjectAnnotation("", None, MaskFile(file, understand_masks([file])))], SIZE)
-        == (rectangle(1, 1, 11, 11) | rectangle(28, 18, 40, 30))
-    ).all()
-    wide = ObjectAnnotation("", Box(100, 100, 300, 200))
-    assert (widened_boxes([wide], (400, 400))[92:208, 84:316]).all()
-    assert widened_boxes([wide], (400, 400)).sum() == 116 * 232
+    objects = masks_of(tmp_path, levels((rectangle(3, 3, 9, 9) | rectangle(30, 20, 38, 28)) * 255)).objects["a"]
+    assert (widened_boxes(objects, SIZE) == (rectangle(1, 1, 11, 11) | rectangle(28, 18, 40, 30))).all()
+    wide = widened_boxes([ObjectAnnotation("", Box(100, 100, 300, 200))], (400, 400))
+    assert wide[92:208, 84:316].all() and wide.sum() == 116 * 232
+    larger_than_its_box = ObjectAnnotation("", Box(10, 10, 20, 20), [[10, 10, 50, 10, 50, 50, 10, 50]])
+    assert widened_boxes([larger_than_its_box], (64, 64))[12:48, 12:48].all()
 
 
 @pytest.mark.parametrize(
@@ -806,16 +770,14 @@ def flipped_at_random(picture: Image.Image) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("preprocess", [standardised, size_depends_on_content, flipped_at_random])
+@pytest.mark.parametrize("region", [blob((64, 64)), np.zeros((64, 64), bool), np.ones((64, 64), bool)])
 def test_a_preprocessing_that_cannot_be_followed_is_refused(
-    preprocess: Callable[[Image.Image], torch.Tensor],
+    preprocess: Callable[[Image.Image], torch.Tensor], region: np.ndarray
 ) -> None:
-    for region in (blob((64, 64)), np.zeros((64, 64), bool), np.ones((64, 64), bool)):
-        with pytest.raises(InputError, match="regions cannot be followed through this preprocessing") as caught:
-            preprocess_region(region, preprocess)
-            measure_shades(preprocess, (64, 64)) if preprocess is not size_depends_on_content else preprocess_region(
-                blob((64, 64)), preprocess
-            )
-        assert "\n" not in str(caught.value)
+    with refused("regions cannot be followed through this preprocessing", InputError):
+        preprocess_region(region, preprocess)
+        measure_shades(preprocess, (64, 64))
+        preprocess_region(blob((64, 64)), preprocess)
 
 
 def test_a_preprocessing_may_draw_random_numbers_without_effect() -> None:
@@ -837,20 +799,12 @@ def test_a_check_whose_preprocessing_crops_by_content_says_so(tmp_path):
 
     for thing, background in (("plane", "sky"), ("ship", "sea")):
         for seed in range(2):
-            drawn = draw(np.random.default_rng(seed), thing, background, 128)
-            for folder, pixels in (("images", drawn.image), ("masks", (drawn.mask > 0).astype(np.uint8) * 255)):
-                (tmp_path / folder / thing).mkdir(parents=True, exist_ok=True)
-                ImageOps.expand(Image.fromarray(pixels), 24).save(tmp_path / folder / thing / f"{seed}.png")
+            scene = draw(np.random.default_rng(seed), thing, background, 128)
+            pixels, inside = np.pad(scene.image, ((24, 24), (24, 24), (0, 0))), np.pad(scene.mask > 0, 24)
+            data = write_masked(tmp_path, f"{thing}/{seed}.png", pixels, inside)
 
     with pytest.raises(InputError, match="depends on the picture's content"):
-        camkit.check(
-            loaded.module,
-            tmp_path / "images",
-            regions=tmp_path / "masks",
-            preprocess=trimmed,
-            labels=loaded.labels,
-            out=tmp_path / "out",
-        )
+        camkit.check(loaded.module, data, preprocess=trimmed, labels=loaded.labels)
 
 
 # Formats that camkit does not read
@@ -895,7 +849,6 @@ BROKEN: list[tuple[str, str | bytes, str]] = [
             '{"images": [{"id": 1}], "annotations": []}',
             '{"images": [{"id": 1, "file_name": "a", "width": "wide", "height": 3}], "annotations": []}',
             f'{{"images": [{{"id": 1, "file_name": ""}}], "categories": [{{"id": 1, "name": "c"}}], {NO_NAME}}}',
-            "[" * 100_000,
             b"\xff\xfe\x00\x81",
         )
     ),
@@ -934,10 +887,8 @@ def test_a_broken_file_is_refused_in_one_sentence(
     if is_yolo:
         (yolo_folder(tmp_path, "0 0.5 0.5 0.5 0.5") / "b.txt").write_text("0 0.5 0.5 0.5 0.5")
     (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
-    with pytest.raises(InputError, match=message) as caught:
+    with refused(message, InputError, quotes=True):
         formats.read_regions(tmp_path if is_yolo else tmp_path / name)
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "x" * 200_000, '"unclosed', "a,b\n1,2\n"])
@@ -952,12 +903,13 @@ def test_other_files_among_the_pictures_are_no_regions(tmp_path: Path, text: str
     [
         ("- a", "cannot be read as a data.yaml"),
         ("names: [a]", "must name one folder that exists as val, valid, test or train, not none;"),
-        ("val: [a, b]", r"must name one folder that exists as val.*, not \['a', 'b'\];"),
+        ("val: [a, b]\ntrain: train", r"must name one folder that exists as val.*, not \['a', 'b'\], train;"),
         ("val: gone", "must name one folder that exists as val.*, not gone;"),
         ("val: [", "cannot be read"),
     ],
 )
 def test_a_data_yaml_without_pictures_is_one_sentence(tmp_path: Path, table: str, words: str) -> None:
+    (tmp_path / "train").mkdir()
     (tmp_path / "data.yaml").write_text(table)
     with pytest.raises(InputError, match=words):
         read_data(tmp_path / "data.yaml")

@@ -70,17 +70,18 @@ def test_what_decides_comes_first_and_the_worst_class_before_the_others():
     rows = [*clean(), *rows_of("ape", 50, gap=0.5), *rows_of("wolf", 50, gap=0.9), *rows_of("yak", 50, gap=0.2)]
     found = judged(rows, warnings={OVERALL: [Reason("a hint", "the heat stays put")]})
 
-    assert list(worst_first({name: found[name] for name in ("ape", "cat", "wolf", "yak")})) == [
-        "wolf",
-        "ape",
-        "yak",
-        "cat",
-    ]
+    some = {name: found[name] for name in ("ape", "cat", "wolf", "yak")}
+    assert list(worst_first(some)) == ["wolf", "ape", "yak", "cat"]
     fails = [reason.fails for reason in found[OVERALL].reasons]
     assert fails == sorted(fails, reverse=True)
     assert fails[-1] is False  # the hint only warns
     classes = [reason.text.partition(":")[0] for reason in found[OVERALL].reasons if reason.fails]
     assert [name for name in classes if name in ("ape", "wolf")] == ["wolf", "ape"]
+
+
+def with_pasted(row, share, *pasted):
+    """Return a picture with its answers on backgrounds, and the share that is right on those of other classes."""
+    return replace(row, other=dict.fromkeys(row.same, share), pasted=dict.fromkeys(row.same, pasted))
 
 
 def marked(classes, attraction):
@@ -93,11 +94,8 @@ def marked(classes, attraction):
         named = ["wolf" if one == "wolf" and rng.random() < attraction else row.label for one in backgrounds]
         whose = [f"{one}/{int(rng.integers(50))}" for one in backgrounds]
         own = Pasted(row.label, f"{row.label}/{int(rng.integers(50))}", row.label)
-        pasted = [own, *map(Pasted, backgrounds, whose, named)]
         share = np.mean([one == row.label for one in named])
-        rows.append(
-            replace(row, other=dict.fromkeys(row.same, float(share)), pasted=dict.fromkeys(row.same, tuple(pasted)))
-        )
+        rows.append(with_pasted(row, float(share), own, *map(Pasted, backgrounds, whose, named)))
     return rows
 
 
@@ -111,24 +109,16 @@ def test_a_mark_on_one_class_of_many_fails_that_class():
     assert found["wolf"].effects["attraction"].p < 0.001
     assert found[OVERALL].verdict == "FAIL"
     others = {name: found[name] for name in NAMES if name != "wolf"}
-    assert {judgement.verdict for judgement in others.values()} <= {
-        "PASS",
-        "WARN",
-    }  # some of their objects are on wolves
+    assert {judgement.verdict for judgement in others.values()} <= {"PASS", "WARN"}  # some of them are on wolves
     assert {judgement.effects["attraction"].level for judgement in others.values()} <= {"excluded", "open"}
     assert found[OVERALL].effects["gap"].p > 0.05  # too few answers change over all classes
 
 
 def test_a_gap_from_a_single_background_fails_nothing():
     rows = []
-    for row in clean():
-        named = ["none", row.label]  # wrong on the one background, right on all others
-        pasted = (
-            Pasted(row.label, row.group, row.label),
-            Pasted("ship", "ship/0", named[0]),
-            Pasted("ship", f"{row.name}s", named[1]),
-        )
-        rows.append(replace(row, other=dict.fromkeys(row.same, 0.5), pasted=dict.fromkeys(row.same, pasted)))
+    for row in clean():  # wrong on the one background, right on all others
+        on_ships = Pasted("ship", "ship/0", "none"), Pasted("ship", f"{row.name}s", row.label)
+        rows.append(with_pasted(row, 0.5, Pasted(row.label, row.group, row.label), *on_ships))
 
     found = judged(rows)
 
@@ -137,17 +127,11 @@ def test_a_gap_from_a_single_background_fails_nothing():
 
 
 def test_a_waived_class_does_not_fail_another_by_its_objects():
-    two = [row for label in ("cat", "dog") for row in rows_of(label, 50)]
     rows = []
-    for number, row in enumerate(two):
-        named = "dog" if row.label == "cat" else row.label  # cats on dogs' backgrounds are named dog
-        other = "dog" if row.label == "cat" else "cat"
-        pasted = (
-            Pasted(row.label, f"{row.label}/{number % 50}x", row.label),
-            Pasted(other, f"{other}/{number % 50}x", named),
-        )
-        share = float(named == row.label)
-        rows.append(replace(row, other=dict.fromkeys(row.same, share), pasted=dict.fromkeys(row.same, pasted)))
+    for label, other, share in (("cat", "dog", 0.0), ("dog", "cat", 1.0)):
+        for number, row in enumerate(rows_of(label, 50)):  # all are named dog on the other's backgrounds
+            own = Pasted(label, f"{label}/{number}x", label)
+            rows.append(with_pasted(row, share, own, Pasted(other, f"{other}/{number}x", "dog")))
 
     plain, waived = judged(rows), judged(rows, waived={"cat": "known"}, excluded=("cat",))
 

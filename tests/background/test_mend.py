@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import functools
 import os
 import shutil
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from folders import write_masked
 from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
@@ -32,6 +34,12 @@ from test_mend import PREPROCESS, reads_background
 def build():
     return reads_background(), PREPROCESS
 """
+
+
+def changed(line: str) -> str:
+    """Return the module with a line that changes the network's weights."""
+    build = f"model = reads_background()\n    with torch.no_grad():\n        {line}\n    return model"
+    return "import torch\n" + MODULE.replace("return reads_background()", build)
 
 
 class Reader(nn.Module):
@@ -74,10 +82,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
             inside = (rows - top) ** 2 + (columns - left) ** 2 < 100
             picture = np.clip(behind + rng.normal(0, 12, (48, 48, 3)), 0, 255)
             picture[inside] = disc
-            for kind, pixels in (("pictures", picture), ("masks", 255 * inside)):
-                file = folder / kind / name / f"{number}.png"
-                file.parent.mkdir(parents=True, exist_ok=True)
-                Image.fromarray(pixels.astype(np.uint8)).save(file)
+            write_masked(folder, f"{name}/{number}.png", picture, inside)
     return folder / "pictures"
 
 
@@ -140,14 +145,11 @@ def test_a_gap_that_shrinks_in_few_groups_or_pictures_counts_as_far_as_it_shows(
     assert (without.gap_change.groups, without.problem) == (PER_CLASS - 3, "")
 
 
-def test_no_group_mends_and_proves(found: camkit.MendResult) -> None:
+def test_no_group_mends_and_proves_and_outputs_without_a_class_keep_their_weights(found: camkit.MendResult) -> None:
     proved = {row.name for row in found.after.images}
     assert proved == {row.name for row in found.before.images}
     assert len(proved) == len(found.mended_on) == PER_CLASS
     assert not proved & set(found.mended_on)
-
-
-def test_outputs_without_a_class_in_the_data_keep_their_weights(found: camkit.MendResult) -> None:
     head, before = found.model.get_submodule("head"), reads_background(5).head
     assert not torch.equal(head.weight[:2], before.weight[:2])
     assert torch.equal(head.weight[2:], before.weight[2:])
@@ -159,13 +161,9 @@ def examples(count: int = 60, features: int = 4, outputs: int = 3) -> Examples:
     own = torch.nn.functional.one_hot(torch.randint(outputs, (count,), generator=rng), outputs).bool()
     rest, weights = torch.randn((2, count), generator=rng, dtype=torch.float64)
     weights = weights.abs() / weights.abs().sum()
-    inputs = torch.randn((count, features), generator=rng, dtype=torch.float64) + own.double() @ torch.randn(
-        (outputs, features), generator=rng, dtype=torch.float64
-    )
-    before = (
-        torch.randn((outputs, features), generator=rng, dtype=torch.float64),
-        torch.randn(outputs, generator=rng, dtype=torch.float64),
-    )
+    draw = functools.partial(torch.randn, generator=rng, dtype=torch.float64)
+    inputs = draw((count, features)) + own.double() @ draw((outputs, features))
+    before = draw((outputs, features)), draw(outputs)
     unused = torch.zeros(count)
     return Examples(inputs, own, rest[:, None], weights, [("a", "b")] * count, unused.bool(), unused.long(), before)
 
@@ -199,26 +197,13 @@ def test_the_layer_minimises_the_loss_of_the_definition(strength: float) -> None
         direction, shift = rng.normal(size=weight.shape), rng.normal(size=bias.shape)
         for step in (1e-3, -1e-3):
             assert slow_loss(given, weight + step * direction, bias + step * shift, strength) > least
-
-
-def test_a_strong_pull_keeps_the_weights() -> None:
-    given = examples()
-    for new, old in zip(fit(given, 1e6), given.before, strict=True):
+    for new, old in zip(fit(given, 1e6), given.before, strict=True):  # a strong pull keeps the weights
         torch.testing.assert_close(new, old, atol=1e-5, rtol=0)
-
-
-class _Softmax(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = reads_background()
-
-    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
-        return self.net(pictures).softmax(1)
 
 
 def test_what_cannot_be_mended_is_refused_in_one_sentence(pictures: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"not that of a linear layer.*--export"):
-        mend(_Softmax().eval(), pictures)
+        mend(nn.Sequential(reads_background(), nn.Softmax(1)).eval(), pictures)
     alone = tmp_path / "alone"
     for name in ("dark", "light"):
         (alone / name).mkdir(parents=True)
@@ -261,7 +246,7 @@ def test_the_command_writes_weights_that_the_command_can_load(
 def test_nothing_is_written_if_nothing_is_gained(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "net.py").write_text(MODULE.replace("return reads_background()", "return blind()") + BLIND)
+    (tmp_path / "net.py").write_text(changed("model.sees[0].weight[:2] = 0"))  # blind to objects
     assert main(command) == 1
     assert "no weights are written" in capsys.readouterr().err
     assert not (tmp_path / "mended.pth").exists()
@@ -271,7 +256,8 @@ def test_nothing_is_written_if_nothing_is_gained(
 def test_the_command_first_says_whether_there_is_anything_to_mend(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "net.py").write_text(MODULE.replace("return reads_background()", "return sees_objects()") + SEES)
+    weight = "torch.tensor([[-50.0, 50, 0, 0], [50, -50, 0, 0]])"  # which sees the objects
+    (tmp_path / "net.py").write_text(changed(f"model.head.weight.copy_({weight})"))
     assert main(command) == 1
     said = capsys.readouterr()
     lines = said.err.splitlines()
@@ -281,25 +267,6 @@ def test_the_command_first_says_whether_there_is_anything_to_mend(
     assert main([*command, "--force", "--out", "forced.pth"]) == 0
     assert "verdict" in capsys.readouterr().out
     assert (tmp_path / "forced.pth").exists()
-
-
-SEES = """
-def sees_objects():
-    import torch
-    model = reads_background()
-    with torch.no_grad():
-        model.head.weight.copy_(torch.tensor([[-50.0, 50, 0, 0], [50, -50, 0, 0]]))
-    return model
-"""
-
-BLIND = """
-def blind():
-    import torch
-    model = reads_background()
-    with torch.no_grad():
-        model.sees[0].weight[:2] = 0
-    return model
-"""
 
 
 def test_a_name_that_is_not_text_is_escaped_in_the_table(command: list[str], pictures: Path, tmp_path: Path) -> None:

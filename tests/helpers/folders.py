@@ -32,3 +32,12 @@ def write_pictures(folder: Path, count: int, side: int = 24, suffix: str = "png"
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(generator.integers(0, 256, (side, side + 4, 3), np.uint8)).save(file)
     return files
+
+
+def write_masked(folder: Path, name: str, pixels: Any, inside: Any) -> Path:
+    """Write a picture below ``pictures`` and the mask of its object below ``masks``; return the folder of pictures."""
+    for kind, values in (("pictures", pixels), ("masks", np.where(inside, 255, 0))):
+        file = folder / kind / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.asarray(values).astype(np.uint8)).save(file)
+    return folder / "pictures"

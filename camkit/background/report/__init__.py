@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup
@@ -40,7 +40,6 @@ from camkit.background.effects import (
     all_excluded_above,
 )
 from camkit.background.plan import Plan, found_if
-from camkit.background.result import BASELINE_FILE, SCHEMA, CheckResult, checksum
 from camkit.background.rule import SHARES, VERDICTS, Judgement, said, worst_first
 from camkit.background.showcase import Showcase
 from camkit.drawing.encode import as_address, encode
@@ -48,10 +47,20 @@ from camkit.drawing.figure import Tile, contact_sheet
 from camkit.drawing.text import GREY, Colour, wrapped
 from camkit.errors import as_markdown, printable
 from camkit.kit.pages import templates
+from camkit.kit.store import digest
 from camkit.kit.wording import NONE, VERSION, counted, first_of, number, share
+
+if TYPE_CHECKING:
+    from camkit.background.result import CheckResult
 
 PAGE = "report.html"
 """The file name of the report that people open."""
+
+BASELINE_FILE = "report.json"
+"""The file name of the report that later runs can be compared with."""
+
+SCHEMA = 1
+"""The schema of the report that this version writes and reads."""
 
 MOST_REASONS = 10
 """Reasons at the top of a report; the page lists the others below."""
@@ -117,7 +126,15 @@ def next_steps(result: CheckResult) -> list[str]:
     if result.exit_code("fail") != 3:
         found = result.verdict in ("FAIL", "WARN")
         return [said("next_step", result, _what(result, "fail"), _named(result))] if found else []
-    gather = _to_gather(result)
+    lacking = {  # for all classes that have too few pictures, one step
+        name: reason.lacks
+        for name, own in worst_first(result.judged).items()
+        if name != OVERALL and not own.waived
+        for reason in own.reasons
+        if reason.lacks
+    }
+    named = first_of([f"{lacks} of {name}" for name, lacks in lacking.items()], _MAX_CLASSES)
+    gather = [f"add pictures with regions, at least {named}"] if lacking else []
     reasons = [reason for reason in result.judged[OVERALL].reasons if reason.step and not (gather and reason.lacks)]
     most = dict(sorted(reason.more for reason in reasons if reason.more))  # settles what fewer pictures would settle
     kept = [reason.step for reason in reasons if not reason.more or reason.more in most.items()]
@@ -146,19 +163,6 @@ def _named(result: CheckResult) -> str:
         if judgement.verdict == result.verdict or (result.verdict == "WARN" and judgement.any_above_limit)
     ]
     return first_of(named or [*own], _MAX_CLASSES)
-
-
-def _to_gather(result: CheckResult) -> list[str]:
-    """Return one step for all classes that have too few pictures, nothing if none has."""
-    lacking = {
-        name: reason.lacks
-        for name, own in worst_first(result.judged).items()
-        if name != OVERALL and not own.waived
-        for reason in own.reasons
-        if reason.lacks
-    }
-    named = first_of([f"{lacks} of {name}" for name, lacks in lacking.items()], _MAX_CLASSES)
-    return [f"add pictures with regions, at least {named}"] if lacking else []
 
 
 def untested(result: CheckResult) -> list[str]:
@@ -487,6 +491,12 @@ def _measures(measures: Measures, judgement: Judgement) -> dict[str, Any]:
     }
 
 
+def checksum(report: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a report without its own checksum; the order and spacing of the JSON do not matter."""
+    contents = {name: value for name, value in report.items() if name != "checksum"}
+    return digest(json.dumps(contents, sort_keys=True))
+
+
 def plain(measures: Measures) -> dict[str, Any]:
     """Return the measures of a class, or of all classes together, as plain values."""
     figures = asdict(measures)
@@ -548,6 +558,3 @@ def events(result: CheckResult) -> Iterator[tuple[str, Any]]:
     for strip in showcase.strips:
         yield f"worst/{strip.row.name}", strip
         yield f"worst/{strip.row.name}", strip.sentence
-
-
-CheckResult.reports = sys.modules[__name__]
