@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 
 from camkit.engine.passes import to_grid
-from camkit.layers.decision import Decision, Levels, layer_at, next_best, rows_of
+from camkit.layers.decision import UNSURE, Decision, Levels, layer_at, next_best, rows_of
 from camkit.layers.influence import structural_verdict
 from camkit.layers.layouts import LayoutReadings
 from camkit.layers.trace import Trace, TracedCall
@@ -39,14 +39,18 @@ def choose_for_boxes(trace: Trace, readings: LayoutReadings) -> Decision:
         verdict, is_regional = structural_verdict(call, reading), bool(graph.ancestors(call.operation) & graph.regional)
         beside = is_regional if pyramid is None else not call.is_among(common)
         verdicts[call] = verdict or ("not every box is computed from it" if beside else "")
-        # The rows of all boxes may happen to form a grid, whose place is not certain then.
-        if not verdict and reading.layout is not None and call.name and not reading.unsure and not is_regional:
+        # The rows of all boxes may happen to form a grid. Maps that attention mixes, as in YOLO11, show no place.
+        is_doubtful = reading.unsure and (reading.layout is None or reading.layout.has_tokens)
+        if not verdict and reading.layout is not None and call.name and not is_doubtful and not is_regional:
             usable[call] = reading.layout
     rows = rows_of(trace, readings, verdicts)
     of_levels = _levels(trace, usable)
     if of_levels:
         reason = f"the inputs of the neck, {len(of_levels)} grids that all boxes are computed from"
-        levels = Levels(layer_at(trace, readings, call, reason) for call in of_levels)
+        levels = Levels(
+            layer_at(trace, readings, call, reason + UNSURE * readings[call].unsure, sure=not readings[call].unsure)
+            for call in of_levels
+        )
         return Decision(trace.size, rows, levels[-1], any_target=True, levels=levels)
     last = _last_before_all_boxes(trace, usable)
     first = [calls[0] for calls in trace.by_output.values()]  # an outer module returns it later

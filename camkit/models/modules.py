@@ -390,8 +390,14 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """Return the module inside wrappers: DataParallel, torch.compile, Lightning's Fabric.
 
     Raises:
-        ModelError: the module is TorchScript, which takes no hooks, or quantised, which has no gradients.
+        ModelError: the module is TorchScript, which takes no hooks, or quantised, which has no gradients; or weights
+            are not in memory.
     """
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ModelError(
+            "weights of the model are not in memory, as if Accelerate loads them layer by layer; load the model "
+            f"without device_map and offloading, or pass {BLACK_BOX}"
+        )
     parts = list(model.modules())
     if any(isinstance(part, torch.jit.ScriptModule) for part in parts):
         raise ModelError(

@@ -210,6 +210,29 @@ def test_a_boxs_heat_is_gradient_times_activation_added_over_the_inputs_of_the_n
     assert np.allclose(found.raw, right, atol=1e-5 * right.max())
 
 
+class Mixed(nn.Module):
+    """Attention between the cells of a map, added to it, as at the end of YOLO11's backbone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attend = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, maps: torch.Tensor) -> torch.Tensor:
+        cells = maps.flatten(2).mT
+        return (20 * self.attend(cells, cells, cells)[0]).mT.reshape(maps.shape) + maps
+
+
+def test_the_inputs_of_a_neck_are_the_same_if_attention_mixes_the_cells_of_one():
+    torch.manual_seed(0)
+    net = Pyramid().eval()
+    net.stages[2] = nn.Sequential(net.stages[2], Mixed())
+
+    found = [camkit.Explainer(net)(image, targets.box(0)) for image in torch.rand(6, 3, 64, 64)]
+
+    assert {one.layer for one in found} == {"stages.0+stages.1+stages.2"}
+    assert any("not certain" in one.layer_reason for one in found)
+
+
 def test_the_boxes_of_a_picture_share_the_pass_and_have_a_backward_pass_each():
     torch.manual_seed(0)
     sizes, backwards = [], []

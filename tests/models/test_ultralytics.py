@@ -6,6 +6,7 @@ boxes and masks against slow references.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import math
 import sys
@@ -94,12 +95,12 @@ def test_boxes_are_those_that_the_package_finds(saved, name):
     assert np.abs(np.array(row.detection) - (corners * 301 / 160).numpy()).max() < 3
 
     kept: list[Tensor] = []
-    handle = model.model[4].register_forward_hook(lambda *args: kept.append(args[2]) or args[2].clone())
-    model.requires_grad_(requires_grad=True)
+    exact = copy.deepcopy(model).double()  # in float32, PyTorch's own gradients of YOLOv9 differ by 1.7 % (torch 2.14)
+    exact.model[4].register_forward_hook(lambda *args: kept.append(args[2]) or args[2].clone())
+    exact.requires_grad_(requires_grad=True)
     # Two pictures: with one, PyTorch's CPU gradients of batch norms before tokens are wrong (torch 2.14).
-    logits = model(prepared.expand(2, -1, -1, -1))[1]
+    logits = exact(prepared.double().expand(2, -1, -1, -1))[1]
     logits = logits.get("one2many", logits)["scores"][0]
-    handle.remove()
     (gradient,) = torch.autograd.grad(logits.max(), kept[0])
     reference = (kept[0] * gradient).sum(1)[0].detach().numpy()
     assert row.score == pytest.approx(float(logits.max().detach()), abs=1e-4)
