@@ -31,7 +31,7 @@ from camkit.layers.decision import UNSURE
 from camkit.layers.names import Layers
 from camkit.methods import AUTO, SHARPENED, WEIGHTED, Method, find_method, known_method
 from camkit.methods.runs import CHANGES, SignedMaps
-from camkit.options import USUAL, Precision, Spread
+from camkit.options import ALLOWED, USUAL
 from camkit.tables import Rows, Tabular, flat
 from camkit.targets.classes import TopTarget, fixed_target
 from camkit.targets.scores import Scores, Target
@@ -132,10 +132,10 @@ class Choices:
 
     def checked(self) -> Choices:
         """Return the choices, if they are possible."""
-        for name, kind in (("fuse", Fusion), ("precision", Precision), ("smooth", Smoothing), ("spread", Spread)):
+        for name, allowed in ALLOWED.items():
             value = self.options[name]
-            if value is not None and value not in get_args(kind):
-                raise InputError(f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}")
+            if value is not None and value not in allowed:
+                raise InputError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
         if self.target_layer is not None and not self.method.layer:
             rest = advice("pass no target_layer", "leave out --layer")
             raise MethodError(f"method {self.method.name!r} reads the whole model and no layer; {rest}")

@@ -11,7 +11,18 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, TypedDict, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Protocol,
+    TypeAlias,
+    TypedDict,
+    get_args,
+    get_type_hints,
+)
 from typing import runtime_checkable as checkable
 
 from annotated_types import Ge, Gt, Interval, Len, Lt
@@ -78,6 +89,14 @@ USUAL: dict[str, Any] = {
     "batch_size": None,
 }
 """The options of each explanation besides the method and the layer, with what is usual."""
+
+ALLOWED: dict[str, tuple[str, ...]] = {
+    "fuse": get_args(Fusion),
+    "precision": get_args(Precision),
+    "smooth": get_args(Smoothing),
+    "spread": get_args(Spread),
+}
+"""The values of those that have a few."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Files of ultralytics: read without running code, prepared and decoded as the package does.
 
-The package is not a dependency. These tests run where it is installed, but for those of the refusals, and of turned
+The package is not a dependency: CI installs it for these tests, which skip elsewhere, but for those of refusals, of turned
 boxes and masks against slow references.
 """
 
