@@ -1,7 +1,7 @@
 """Files of ultralytics: read without running code, prepared and decoded as the package does.
 
-The package is not a dependency: CI installs it for these tests, which skip elsewhere, but for those of the refusals, and
-of turned boxes and masks against slow references.
+The package is not a dependency. CI installs it for these tests. Elsewhere, only those of the refusals run, and those of
+turned boxes and masks against slow references.
 """
 
 from __future__ import annotations
