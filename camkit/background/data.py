@@ -239,7 +239,7 @@ def _label_pictures(
 ) -> _Labelled:
     """Label the pictures by a table, by their folders or by their largest objects.
 
-    ``of_classes`` has the folders of classes whose names are usual for folders of masks.
+    ``of_classes`` has the folders that are named like folders of masks but hold photographs of a class.
     """
     if data.is_file():
         return _label_by_table(data, group)

@@ -1,7 +1,7 @@
 """From pictures to effects: for each class and for all classes together, with intervals, p-values and levels.
 
-In the order of the file: a row for each picture joins what was measured on it (``image_rows``); what is known about an
-effect, and its level (``Effect``, ``LEVELS``); and the effects that follow from the rows (``measure_all``).
+In the order of the file: ``image_rows`` joins what was measured on each picture; ``Effect`` and ``LEVELS`` hold what is
+known about an effect; ``measure_all`` computes the effects from the rows.
 """
 
 from __future__ import annotations

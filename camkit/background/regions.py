@@ -243,7 +243,7 @@ def _keys_of(names: Iterable[str], *, below_folder: bool = False) -> list[dict[s
 
 
 def _in_pixels(objects: Sequence[ObjectAnnotation], size: tuple[int, int]) -> Iterator[ObjectAnnotation]:
-    """Yield objects with their coordinates in pixels of their picture, whose size (width, height) must be theirs."""
+    """Yield the objects in pixels of a picture of this size (width, height), on which they must have been drawn."""
 
     def scaled(sides: Sequence[float]) -> list[float]:
         return [side * size[number % 2] for number, side in enumerate(sides)]

@@ -314,7 +314,7 @@ Changed: TypeAlias = Callable[[], bool]
 
 
 def changes_of(tensor: Tensor) -> Changed:
-    """Watch a tensor, without its graph, for changes in place from now on."""
+    """Return a function that tells whether a tensor was changed in place since this call; its graph is not kept."""
     watched = tensor.detach()
     version = None if watched.is_inference() else watched._version
     return lambda: version is not None and watched._version != version

@@ -148,7 +148,7 @@ class ModelRecord:
         changeable: the indices of the modules that a pass may change: all if ``runs_own_code``, else not PyTorch's.
         answers_alike: for each precision, whether the model gives the same results in both memory formats.
         may_resize: False if a pass showed that the model does not resize its input itself.
-        reference_maps: what the model returned for reference pictures, with the weights that it had.
+        reference_maps: what the model returned for reference pictures, with the ``weight_marks`` of that time.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
@@ -257,7 +257,10 @@ def _switch(value: Any) -> Any:
 
 
 def weight_marks(modules: Iterable[nn.Module]) -> list[int]:
-    """Return the identities and versions of parameters and buffers, which differ if one was written to or replaced."""
+    """Return the identities and versions of parameters and buffers: others if one is replaced or changed in place.
+
+    ``.data``, NumPy and batch normalisation change values without a new version.
+    """
     held = [tensor for module in modules for tensor in (*module._parameters.values(), *module._buffers.values())]
     tensors = [tensor for tensor in held if tensor is not None]
     return [*map(id, tensors), *(-1 if tensor.is_inference() else tensor._version for tensor in tensors)]
@@ -307,8 +310,8 @@ def _save_tables(modules: Sequence[nn.Module]) -> Callable[[], None]:
         for table, content in zip(reversed(tables), reversed(contents), strict=True):
             _restore_table(table, content)
         for module in modules:
-            # A model that sets hooks in its first pass also notes that, and would set them again without the note. If
-            # no attribute has changed, the note may be elsewhere, and the hooks stay.
+            # A model that sets hooks in its first pass usually notes that in an attribute. Without the note, which is
+            # gone now, the next pass would set them again. If no attribute has changed, the note may be elsewhere.
             remove_hooks_since(module, first_new_hook)
 
     return restore

@@ -245,7 +245,7 @@ class BatchExplainer:
     def __call__(
         self, batch: list[Prepared], targets: tuple[Target, ...], methods: tuple[Method, ...] = ()
     ) -> list[Explanation | Failure]:
-        """Explain a batch of pictures of one size: in halves if memory runs out, one by one if a picture does not fit.
+        """Explain a batch of pictures of one size: in halves if memory runs out, one by one if the model needs it.
 
         Args:
             batch: the pictures.
@@ -276,7 +276,7 @@ class BatchExplainer:
     def _of_targets(
         self, batch: list[Prepared], inputs: Tensor, targets: tuple[Target, ...], methods: tuple[Method, ...]
     ) -> list[Explanation | Failure]:
-        """Explain all targets, in as many passes as they need.
+        """Explain all targets, in one or more passes.
 
         Raises:
             ImageError: a picture does not fit: it has values that are not finite, the model cannot take it, or a target
@@ -316,7 +316,7 @@ class BatchExplainer:
         method: Method,
         shown: Sequence[Image.Image | Tensor | None],
     ) -> list[list[Explanation | Failure]]:
-        """Return a row for each target of each picture, from one pass and for one method."""
+        """Return a row for each target of each picture, for one method."""
         maps = signed_maps(ran.captured, method, ran.for_boxes, component="eigen" in self._smooth)
         if "augment" in self._smooth:
             maps = self._averaged(ran, targets, batch, inputs, method, maps)
@@ -331,7 +331,7 @@ class BatchExplainer:
     def _with_plain_scores(
         self, pairs: list[tuple[Target, Scores]], inputs: Tensor, rows: list[list[Explanation | Failure]]
     ) -> list[list[Explanation | Failure]]:
-        """Add to each explanation what the other inputs give with a picture of one colour, the picture's mean."""
+        """Add to each explanation the score that the other inputs give with a picture of one colour, its own mean."""
         plain = inputs.mean(tuple(range(2, inputs.dim())), keepdim=True).expand_as(inputs).contiguous()
         precision, record = self._choices.options["precision"], self._memory.refreshed().record
         with quiet_pass(self._loaded.module, inputs.device, precision, record), interruptible():

@@ -211,8 +211,8 @@ def _dead_text(row: LayerStatistics, pictures: int) -> str:
         # Channels that a sentence lists
         return f"{what} {'silent' if few else 'dead'} on {batch}, and {far}: channel {first_of(row.off, 6)}"
     # If all pictures look alike to a layer, as in the deep layers of a fresh network, each channel has the same sign
-    # for all of them. Chance then silences half of the channels, with the spread of as many coin tosses: the limit lies
-    # three standard deviations above half.
+    # for all of them. Chance then silences half of the channels, as one coin toss for each channel would: the limit
+    # lies three standard deviations above half.
     if not few and dead / row.channels > 0.5 + 3.0 * 0.5 / math.sqrt(row.channels):
         return f"{what} dead on {batch}: zero in every cell of each, so they get no gradient"
     return ""

@@ -1,7 +1,7 @@
 """Chooses the deepest layer with a spatial grid whose cells still influence the score.
 
 ``decide`` runs a model on one image, reads the layouts of its outputs, and measures which of their cells the score
-depends on. No step decides by a name.
+depends on. Names of modules decide only between layers that are otherwise alike.
 """
 
 from __future__ import annotations

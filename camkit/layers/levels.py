@@ -39,7 +39,7 @@ def choose_for_boxes(trace: Trace, readings: LayoutReadings) -> Decision:
         verdict, is_regional = structural_verdict(call, reading), bool(graph.ancestors(call.operation) & graph.regional)
         beside = is_regional if pyramid is None else not call.is_among(common)
         verdicts[call] = verdict or ("not every box is computed from it" if beside else "")
-        # The rows of all boxes may happen to form a grid. Maps that attention mixes, as in YOLO11, show no place.
+        # Unsure tokens may be the rows of all boxes. Unsure maps stay: attention, as in YOLO11, hides where cells look.
         is_doubtful = reading.unsure and (reading.layout is None or reading.layout.has_tokens)
         if not verdict and reading.layout is not None and call.name and not is_doubtful and not is_regional:
             usable[call] = reading.layout

@@ -79,7 +79,7 @@ class ModelMemory:
         return model
 
     def refreshed(self) -> ModelMemory:
-        """Return the memory, which forgets everything first if the model's structure has changed."""
+        """Return the memory, which first forgets everything if the model has changed since the last pass."""
         model = self._model()
         if model is not None and not is_in_use(self.record) and not self.record.is_current():
             self._start(model)

@@ -143,9 +143,10 @@ class _Reads(TorchFunctionMode):
         return bool(self._graph.ancestors(number) & self._graph.leaves) or id(tensor) in self._kept
 
     def __exit__(self, *failure: Any) -> None:
-        """Leave the block. If Ctrl-C came while PyTorch had taken the mode off for a call, the mode may be off still.
+        """Leave the block.
 
-        A generator in that call puts it back as soon as the call's frame is cleared, which may be long after the block.
+        Ctrl-C may come while PyTorch has switched the mode off for one call. Clearing the frames of this call switches
+        it on again, so that it can be left.
         """
         if not self._is_on():
             traceback.clear_frames(failure[2])
@@ -157,7 +158,7 @@ class _Reads(TorchFunctionMode):
 
 
 class Trace:
-    """A pass whose tensors are kept: ``traced`` lets a model run, which calls ``enter`` and ``leave``, and ``finish``.
+    """A pass whose tensors are kept. ``traced`` runs the model; hooks call ``enter`` and ``leave``; ``finish`` is last.
 
     Attributes:
         model: the model.

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 
 Fill: TypeAlias = Callable[[Tensor, Tensor, int], Tensor]
-"""``fill(picture, removed, seed)`` returns the picture (C, *size) once for each mask (M, *size), without what is True
-there; ``seed`` is that of what it draws."""
+"""``fill(picture, removed, seed)`` returns a copy of the picture (C, *size) for each mask (M, *size), with new values
+where the mask is True; ``seed`` seeds random values."""
 
 BLUR = 0.05
 """Standard deviation of the Gaussian blur as a share of each side: 11 pixels of 224. On 20 photos it leaves SqueezeNet

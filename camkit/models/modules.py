@@ -395,7 +395,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ModelError(
-            "weights of the model are not in memory, as if Accelerate loads them layer by layer; load the model "
+            "some weights are not in memory, perhaps because Accelerate loads them layer by layer; load the model "
             f"without device_map and offloading, or pass {BLACK_BOX}"
         )
     parts = list(model.modules())

@@ -96,7 +96,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "smooth": get_args(Smoothing),
     "spread": get_args(Spread),
 }
-"""The values of those that have a few."""
+"""The allowed values of the options of each explanation that have only a few."""
 
 
 @dataclass(frozen=True)
