@@ -52,7 +52,7 @@ def choose_for_boxes(trace: Trace, readings: LayoutReadings) -> Decision:
             for call in of_levels
         )
         return Decision(trace.size, rows, levels[-1], any_target=True, levels=levels)
-    last = _last_before_all_boxes(trace, usable)
+    last = _last_before_all_boxes(trace, {call: usable[call] for call in usable if not readings[call].unsure})
     first = [calls[0] for calls in trace.by_output.values()]  # an outer module returns it later
     fit = [call for call in first if call.name and not verdicts[call] and call is not last]
     fit += [] if last is None else [last]

@@ -378,7 +378,8 @@ def register_method(
     """
     is_ours = name not in METHODS and known_method(name) is not None
     check_name(name, "method", MethodError, taken=is_ours or (name in METHODS and not replace))
-    check_name(name, "reference map", MethodError, taken=name in REFERENCE_TITLES)
+    if name in REFERENCE_TITLES:
+        raise MethodError(f"{name!r} is the name of a reference map, as in camkit judge; choose another name")
     if needs not in NEEDS:
         raise MethodError(f"method {name!r}: needs must be one of {', '.join(NEEDS)}, not {needs!r}")
 

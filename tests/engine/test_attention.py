@@ -529,3 +529,17 @@ def test_other_tokens_may_stand_anywhere_or_are_refused(at: int, registers: int,
         assert at not in (3, 8)
         expected = camkit.explain(rearranged(0, registers), pictures(1)[0], method=method, target=3)
         assert_same(found.raw, expected.raw)
+
+
+def test_a_method_of_the_users_own() -> None:
+    @camkit.register_method("last-attention", needs="attention", layer=False)
+    def last_attention(maps: list[Tensor], rows: Tensor) -> Tensor:
+        return (rows[:, None] @ maps[-1].mean(1))[:, 0]
+
+    try:
+        model = library("torchvision")[0]
+        found = camkit.explain(model, pictures(1), method="last-attention")
+        maps, _ = library("torchvision")[1].maps_and_gradients(pictures(1)[0], 0)
+        assert_same(found.raw, maps[-1].mean(0)[0, 1:].reshape(4, 4))
+    finally:
+        del METHODS["last-attention"]

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torchvision
 from PIL import Image, ImageOps
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision import transforms
 
 import camkit
@@ -125,3 +125,23 @@ def test_the_recorded_probabilities_of_squeezenet_on_every_picture(models, test_
         for index, share in recorded:
             assert by_index.get(index, found[-1].probability) == pytest.approx(share, abs=2e-3), name
         assert found[0].target == recorded[0][0], name
+
+
+@pytest.mark.extended
+def test_without_the_hottest_quarter_of_the_picture_the_score_falls_most(model, folder):
+    """In the picture: a quarter of its cells grey. Two photos may differ: a grey patch is itself something to see."""
+    assert model.preprocess is not None
+    hot, cold = [], []
+    for photo in PHOTOS:
+        with Image.open(folder / photo) as picture:
+            image = model.preprocess(picture.convert("RGB"))
+        found = camkit.explain(model, image)
+        order = torch.from_numpy(found.raw.ravel()).argsort()
+        quarter = len(order) // 4
+        for falls, cells in ((hot, order[-quarter:]), (cold, order[:quarter])):
+            covered = torch.zeros(len(order)).index_fill(0, cells, 1).reshape(1, 1, *found.raw.shape)
+            grey = nn.functional.interpolate(covered, size=image.shape[1:])[0]
+            with torch.no_grad():
+                falls.append(found.score - float(model.module((image * (1 - grey))[None])[0, found.target]))
+    assert sum(hot) > 3 * sum(cold)
+    assert sum(one > other for one, other in zip(hot, cold, strict=True)) >= len(PHOTOS) - 2

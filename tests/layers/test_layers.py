@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from typing import Any
@@ -19,7 +20,7 @@ from torch.nn import functional
 
 import camkit
 from camkit.engine.heatmap import fuse, fuse_heatmaps
-from camkit.errors import CamkitError, InputError, LayerError
+from camkit.errors import CamkitError, InputError, LayerError, TargetError
 from camkit.layers.choose import decide
 from camkit.types import LayerRef
 
@@ -832,3 +833,24 @@ def test_places_that_depend_on_the_picture_are_unsure():
     found = decide(Net(run, inner=inner), torch.rand(1, 3, 64, 64))
     assert not found.chosen().sure
     assert not found.named(LayerRef("inner.3"), "").sure
+
+
+def refuses(net: nn.Module, image: Tensor) -> None:
+    with pytest.raises(TargetError):
+        explain(net, image, target=999)
+
+
+def scores_by_nothing(net: nn.Module, image: Tensor) -> None:
+    explain(net, image, target=lambda output: (output * 0).sum(1))
+
+
+@pytest.mark.parametrize("first", [refuses, scores_by_nothing])
+def test_the_choice_does_not_depend_on_the_first_target(first):
+    image, net = torch.randn(3, 64, 64), tiny_vit()
+    expected = explain(copy.deepcopy(net), image, target=1)
+
+    first(net, image)
+    found = explain(net, image, target=1)
+
+    assert (found.layer, found.layer_reason) == (expected.layer, expected.layer_reason)
+    assert np.array_equal(found.raw, expected.raw)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,6 +29,11 @@ def chosen(net: nn.Module, *size: int) -> Any:
     return decide(net, torch.rand(1, *size)).chosen()
 
 
+def windows_first(maps: Tensor, _: Tensor) -> Tensor:
+    windows = maps.unflatten(3, (4, -1)).unflatten(2, (4, -1)).permute(0, 2, 4, 3, 5, 1)
+    return windows.flatten(1, 4)
+
+
 def coarse_cells_after(maps: Tensor, _: Tensor) -> Tensor:
     return torch.cat([maps.flatten(2).mT, functional.avg_pool2d(maps, 4).flatten(2).mT], 1)
 
@@ -36,6 +43,7 @@ def extra_after(maps: Tensor, extra: Tensor) -> Tensor:
 
 
 WAYS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], int, int]] = {
+    "windows first": (windows_first, 24, 1),
     "backwards": (lambda maps, _: maps.flatten(2).mT.flip(1), 24, 1),
     "columns": (lambda maps, _: maps.mT.flatten(2).mT, 24, 1),
     "as wide as the grid": (lambda maps, _: maps.permute(0, 2, 3, 1), 16, 1),
@@ -784,3 +792,38 @@ def test_the_rows_of_a_table_that_becomes_a_signal_inside_are_refused():
     net = after(lambda rows: rows.mT, classifier(nn.Conv1d(6, 16, 3, 2, 1), nn.ReLU()))
     with pytest.raises(LayerError, match=r"camkit cannot choose a layer|lie elsewhere"):
         camkit.explain(net, torch.randn(100, 6), target=0)
+
+
+def of_the_first_box(output: Any) -> Tensor:
+    return output.logits[:, 0, 1]
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    ("size", "queries"),
+    rows_represented(
+        lambda size, queries: (size, queries) in (((64, 64), 16), ((32, 64), 5), ((64, 96), 100)),
+        itertools.product([(64, 96), (64, 64), (32, 64)], [5, 10, 16, 100]),
+    ),
+)
+def test_the_detection_tokens_after_the_patches_are_not_taken_for_patches(size, queries):
+    """Selected from all tokens, or counted among them, they are as many as another grid has cells."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.YolosConfig(
+        hidden_size=48, num_hidden_layers=3, num_attention_heads=4, intermediate_size=96, image_size=list(size),
+        patch_size=16, num_detection_tokens=queries, num_labels=5, use_mid_position_embeddings=False,
+    )  # fmt: skip
+    explainer = camkit.Explainer(transformers.YolosForObjectDetection(config).eval(), method="gradcam")
+    found = explainer(torch.randn(3, *size), of_the_first_box)
+    layer = explainer.layer
+    rows, columns = size[0] // 16, size[1] // 16
+    if not layer.sure:
+        assert math.prod(size) // 16**2 < 16, "too few cells to see where they lie"
+        return
+    assert (found.status, layer.name.startswith("vit.encoder.layer.")) == ("ok", True)
+    assert (layer.layout.kind, layer.layout.grid, layer.layout.prefix) == ("tokens", (rows, columns), 1)
+
+
+def test_windows_one_after_the_other_leave_a_doubt():
+    found = camkit.explain(arranged("windows first"), torch.randn(3, 64, 64), "mix", target=0)
+    assert found.layer_reason.endswith("its cells is not certain")

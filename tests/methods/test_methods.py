@@ -363,7 +363,7 @@ def test_a_taken_name_must_be_replaced_on_purpose(registered: str) -> None:
     [
         *((lambda name=name: unchecked(camkit.register_method)(name), "letters, digits")
           for name in ("", "a/b", "two words", ".hidden", 7)),
-        *((lambda name=name: camkit.register_method(name), f"there is already a reference map '{name}'")
+        *((lambda name=name: camkit.register_method(name), f"'{name}' is the name of a reference map")
           for name in ("random", "centre", "colour")),
         (lambda: camkit.judge("demo-fair", [], replace(find_method(gradient_size), name="random")),
          "method cannot be called 'random', because judge has a row"),

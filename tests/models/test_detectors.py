@@ -233,6 +233,22 @@ def test_the_inputs_of_a_neck_are_the_same_if_attention_mixes_the_cells_of_one()
     assert any("not certain" in one.layer_reason for one in found)
 
 
+def test_the_layer_of_a_detector_with_one_grid_lies_before_attention_that_mixes_its_cells():
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Conv2d(3, 8, 3, 4, 1), nn.Tanh(), nn.Conv2d(8, 8, 3, 4, 1), nn.Tanh(), Mixed())
+    head = nn.Conv2d(8, 2, 3, 1, 1)
+
+    def boxes(net: Net, images: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+        logits = net.head(net.body(images))[0].flatten(1)
+        best, labels = logits.max(0)
+        corners = torch.tensor([8.0, 8.0, 40.0, 40.0]).expand(len(best), 4)
+        return [{"boxes": corners, "scores": best.sigmoid(), "logits": best, "labels": labels}]
+
+    for image in torch.rand(6, 3, 64, 64):
+        found = camkit.explain(Net(boxes, body=body, head=head).eval(), image, target=targets.box(0))
+        assert found.layer == "body.3"
+
+
 def test_the_boxes_of_a_picture_share_the_pass_and_have_a_backward_pass_each():
     torch.manual_seed(0)
     sizes, backwards = [], []

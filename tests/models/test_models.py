@@ -574,6 +574,11 @@ def test_an_adapter_of_peft_is_explained_as_the_merged_model(network: Net) -> No
     assert with_adapter.layer.endswith(merged.layer)
 
 
+def test_weights_that_are_not_in_memory_are_refused(network: Net) -> None:
+    with pytest.raises(ModelError, match=r"some weights are not in memory.*black_box"):
+        camkit.explain(copy.deepcopy(network).to("meta"), IMAGE, target=1)
+
+
 def test_a_model_that_accelerate_offloads_is_a_black_box(network: Net) -> None:
     accelerate = pytest.importorskip("accelerate")
     offloaded = accelerate.cpu_offload(copy.deepcopy(network), execution_device=torch.device("cpu"))
