@@ -148,7 +148,7 @@ def slide(
     Examples:
         >>> import camkit
         >>> camkit.slide("demo-biased", camkit.scenes.scene_paths()["plane-wood"], "plane").sentence
-        'demo-biased says bird (...), but this is a plane. Without the hottest fifth, bird stays at ...'
+        'demo-biased says bird (...), but the true class is plane. Without the hottest fifth, bird stays at ...'
     """
     explainer, chosen = prepared(model, "auto" if method is None else method, (), options)
     explainer = explainer.using(chosen[0], None)
@@ -212,7 +212,7 @@ def _value(answer: Explanation, score: float) -> str:
 def _sentence(model: str, found: Sequence[Explanation], before: float, after: float, hottest: str) -> str:
     answer = found[0]
     said = f"{model} says {answer.name} ({_value(answer, before)})"
-    said += f", but this is a {found[1].name}." if len(found) > 1 else "."
+    said += f", but the true class is {found[1].name}." if len(found) > 1 else "."
     if answer.status != "ok":
         return f"{said} No place in the picture speaks for {answer.name}."
     then = _value(answer, after)

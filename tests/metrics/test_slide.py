@@ -49,7 +49,7 @@ def test_a_right_answer_has_no_contrast_and_small_pictures_are_enlarged(tmp_path
 def test_the_command_draws_one_slide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     call = [str(SCENE), "--model", "demo-biased", "--true", "plane", "--style", "slide", "-o", str(tmp_path / "s.png")]
     assert main(["explain", *call]) == 0
-    assert "but this is a plane" in capsys.readouterr().out
+    assert "but the true class is plane" in capsys.readouterr().out
     assert main(call) == 0  # it shows the same
     (tmp_path / "s.png").write_bytes(b"mine")
     assert main(call) == 2
