@@ -40,9 +40,9 @@ def choose_for_boxes(trace: Trace, readings: LayoutReadings) -> Decision:
         beside = is_regional if pyramid is None else not call.is_among(common)
         verdicts[call] = verdict or ("not every box is computed from it" if beside else "")
         # Unsure tokens may be the rows of all boxes. Unsure maps stay: attention, as in YOLO11, hides where cells look.
-        is_doubtful = reading.unsure and (reading.layout is None or reading.layout.has_tokens)
-        if not verdict and reading.layout is not None and call.name and not is_doubtful and not is_regional:
-            usable[call] = reading.layout
+        layout = None if verdict or is_regional or not call.name else reading.layout
+        if layout is not None and not (reading.unsure and layout.has_tokens):
+            usable[call] = layout
     rows = rows_of(trace, readings, verdicts)
     of_levels = _levels(trace, usable)
     if of_levels:
