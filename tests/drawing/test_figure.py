@@ -195,7 +195,7 @@ def test_the_colour_bar_has_the_colours_and_the_numbers_of_the_map():
     ink = np.arange(ink[0] + 1, ink[-1])
     steps = np.rint(np.linspace(0, 1, len(ink)) * 255).astype(np.uint8)
     ramp = cv2.cvtColor(cv2.applyColorMap(steps[None], cv2.COLORMAP_JET), cv2.COLOR_BGR2RGB)[0]
-    share = np.minimum(steps / 255 / 0.3, 1)[:, None]
+    share = np.minimum(steps / 255 / 0.2, 1)[:, None]
     share = share**2 * (3 - 2 * share)
     assert np.abs(bar[0][ink] - (255 * (1 - share) + ramp * share)).max() <= 4
     even = bar_of(found.overlay(style="figure", colormap="jet", opacity="even"), cv2.COLORMAP_JET)
