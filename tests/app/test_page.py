@@ -112,7 +112,7 @@ def test_the_tour_starts_without_a_model_and_asks_nobody_else(page: Page, addres
     page.reload()
     page.wait_for_selector("#heat img")
     says(page, "plane")
-    assert "Red: most evidence for plane; blue: none." in page.inner_text("#sentence")
+    assert "Red: most evidence for plane; blue: little; no colour: none." in page.inner_text("#sentence")
     assert [url for url in asked if not url.startswith((address, "data:", "blob:"))] == []
     assert errors == []
 
