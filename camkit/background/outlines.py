@@ -25,7 +25,6 @@ import torch
 from jaxtyping import Bool
 from markupsafe import Markup
 from PIL import Image
-from pycocotools import mask as rle
 from pydantic import TypeAdapter
 
 from camkit.background.data import Item
@@ -45,13 +44,13 @@ from camkit.drawing.figure import scaled_box
 from camkit.drawing.overlay import stretch
 from camkit.engine.passes import quiet_pass
 from camkit.engine.streams import Task, in_order
-from camkit.errors import CamkitError, InputError, advice, refusing_exit
+from camkit.errors import ImageError, InputError, advice, refusing_exit
 from camkit.explaining.explanation import box_on_picture
 from camkit.images.files import set_aside, write_file
 from camkit.images.listing import find_pictures
 from camkit.images.prepare import Prepared, located, prepare
 from camkit.images.read import open_picture
-from camkit.images.regions import CropBoxes
+from camkit.images.regions import CropBoxes, extent
 from camkit.kit.pages import templates
 from camkit.kit.store import Journal, PictureRow, RowKind, describe, digest, digest_of_weights
 from camkit.kit.wording import VERSION, share
@@ -132,15 +131,18 @@ def regions(
     if detector is None:
         sources = find_regions(root, table=table) if regions is None else read_regions(Path(regions), table)
     indexes = [RegionIndex(source, files) for source in sources]
+    for index in indexes:
+        if len(index.objects) < len(index.source.objects):
+            warnings.warn(index.coverage(root), stacklevel=3)
     items = [
         Item(name, file, "", name, tuple(each for index in indexes for each in index.objects.get(name, ())))
         for name, file in files.items()
     ]
     items = [item for item in items if item.objects or detector is not None]
     if not items:
-        found = unmatched((), [*files], indexes) if files and sources else f"{len(files)} pictures found in {data}"
         boxes = advice("regions=... or boxes_of=...", "--regions PATH or --boxes-of MODEL")
-        raise InputError(f"no picture has a box: {found}; name the boxes with {boxes}")
+        none = f"no boxes are in or beside {data}; name them with {boxes}"
+        raise InputError(f"no picture has a box: {unmatched((), [*files], indexes) if files and sources else none}")
     contents = [(item.name, item.path.stat().st_size, item.path.stat().st_mtime_ns, item.objects) for item in items]
     made_with = {
         "version of camkit": VERSION,
@@ -186,7 +188,7 @@ def _outlined(
         if promptable is not None:
             cut = functools.partial(_prompted, promptable, *_answered(promptable, picture, item.name, places))
         return OutlinedRow(item.name, picture.size, list(_annotations(objects, picture.size, cut)))
-    except CamkitError as error:
+    except ImageError as error:
         text = str(error).replace(str(item.path), item.name)
         return OutlinedRow(item.name, error=text if item.name in text else f"{item.name}: {text}")
 
@@ -257,40 +259,42 @@ _LEAST_SHARE = 0.05
 
 
 def _annotations(objects: Sequence[ObjectAnnotation], size: tuple[int, int], cut: Cut) -> Iterator[dict[str, Any]]:
-    """Yield objects as COCO annotations. Outlines and crowds stay, and a box beside the picture is left out.
+    """Yield objects as COCO annotations. Outlines and crowds stay, and what lies beside the picture is left out.
 
     ``from_box`` says what outlined the object: "cut", or "ellipse" if that found nothing. ``fit`` is the share of the
     box that the mask's own box covers, times the share of the box's sides along which the mask does not run.
     """
     for each in objects:
-        box, of_box = each.box and clip_box(each.box, size), {}
-        region = object_region([each], size)
-        if each.outline is None and box is None:
+        region, of_box = object_region([each], size), {}
+        if not region.any():
             continue
-        if each.outline is None and box is not None and not each.crowd:
+        box = (each.box and clip_box(each.box, size)) or Box(*extent(torch.from_numpy(region)))
+        if each.outline is None and not each.crowd:
             inside, region = region, cut(box)
-            made_by = "cut"
             if (region & inside).sum() < _LEAST_SHARE * inside.sum():
-                region, made_by = object_region([each], size, round_boxes=True), "ellipse"
-            of_box = {"from_box": made_by, "fit": 0.0 if made_by == "ellipse" else _fit(region, inside)}
-        mask = rle.encode(np.asfortranarray(region.astype(np.uint8)))
-        around = [box.left, box.top, box.right - box.left, box.bottom - box.top] if of_box and box else rle.toBbox(mask)
+                region, of_box = object_region([each], size, round_boxes=True), {"from_box": "ellipse", "fit": 0.0}
+            else:
+                of_box = {"from_box": "cut", "fit": _fit(region, inside)}
+        pixels = region.T.ravel()
+        ends = [0, *(np.flatnonzero(np.diff(pixels)) + 1).tolist(), pixels.size]
+        runs = np.diff(ends).tolist()
         yield {
             "category": each.category,
-            "bbox": [*map(float, around)],
+            "bbox": [box.left, box.top, box.right - box.left, box.bottom - box.top],
             "area": int(region.sum()),
             "iscrowd": int(each.crowd),
-            "segmentation": {"size": [*region.shape], "counts": mask["counts"].decode()},
+            # The first run is outside the object
+            "segmentation": {"size": [*region.shape], "counts": [0, *runs] if pixels[0] else runs},
             **of_box,
         }
 
 
 def _fit(region: Region, inside: Region) -> float:
-    rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
-    part = region[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-    spans = [int(np.ptp(np.flatnonzero(part.any(axis)))) + 1 for axis in (0, 1)]
+    left, top, right, bottom = extent(torch.from_numpy(inside))
+    part = region[top:bottom, left:right]
+    reached = [int(np.ptp(np.flatnonzero(part.any(axis)))) + 1 for axis in (0, 1)]
     beside = 1 - np.mean([side.mean() for side in (part[0], part[-1], part[:, 0], part[:, -1])])
-    return round(float(spans[0] * spans[1] / part.size * beside), 4)
+    return round(float(reached[0] * reached[1] / part.size * beside), 4)
 
 
 def _coco(rows: Sequence[OutlinedRow]) -> dict[str, Any]:
@@ -344,7 +348,8 @@ def _card(name: str, pixels: Pixels, made: dict[str, Any]) -> dict[str, Any]:
     columns = slice(max(0, math.floor(left - around)), math.ceil(left + width + around))
     part = pixels[rows, columns]
     shown = shrink(part, _SIDE)
-    region = rle.decode(made["segmentation"])[rows, columns]
+    outline = ObjectAnnotation("", outline=made["segmentation"])
+    region = object_region([outline], (pixels.shape[1], pixels.shape[0]))[rows, columns].astype(np.uint8)
     on_page = cv2.resize(region, shown.shape[1::-1], interpolation=cv2.INTER_AREA)
     outlines, _ = cv2.findContours(on_page, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE)
     left, top = left - columns.start, top - rows.start
