@@ -2,8 +2,8 @@
 
     python -m scripts.lab.measure_regions --data DATA --state regions-lab/ --markdown scripts/results/regions.md
 
-The networks are held-out ones of ``validate_photos.py``. Each is checked on the same folder with the animals' outlines,
-with the boxes around these, and with what ``camkit.regions`` makes of the boxes. An interrupted run can continue.
+The networks are held-out ones of ``validate_photos.py``. Each is checked (``--quick``) with the animals' outlines, with
+the boxes around these, and with what ``camkit.regions`` makes of the boxes. An interrupted run can continue.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def check_with_each(spec: ModelSpec, state: Path, data: Path) -> Row:
         write_boxes(boxes, [(f"pictures/{name}", name.parent, *(box or ())) for name, box in around.items()])
         camkit.regions(table, regions=boxes, out=cut.parent)
     row: Row = {"name": spec.name, **true_behaviour(network, truth, world, spec.folder_correlation)}
-    model, labels = nn.Sequential(trunk.front, *network), list(world.classes)
+    model, how = nn.Sequential(trunk.front, *network), {"preprocess": trunk.preprocess, "labels": list(world.classes)}
     for name, regions in zip(WITH, (masks, boxes, cut), strict=True):
-        row[name] = row_of(camkit.check(model, table, regions=regions, preprocess=trunk.preprocess, labels=labels))
+        row[name] = row_of(camkit.check(model, table, regions=regions, quick=True, **how))
     return row
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import functools
 import json
 import shutil
@@ -20,10 +21,8 @@ from torch import Tensor, nn
 from torchvision.transforms import v2
 
 import camkit
-from camkit.background.data import read_data
 from camkit.cli import main
 from camkit.errors import InputError, TargetError
-from camkit.models.loaded import LoadedModel
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -143,7 +142,8 @@ HALF = v2.Compose([v2.ToImage(), v2.Resize((60, 80)), v2.ToDtype(torch.float32, 
 
 
 def test_the_boxes_of_a_detector_are_outlined(folder: Path):
-    detector = LoadedModel(Fixed(), "fixed", HALF, ("nothing", *COLOURS))
+    named = camkit.load_model("demo-fair")
+    detector = dataclasses.replace(named, module=Fixed(), preprocess=HALF, labels=("nothing", *COLOURS))
     shutil.rmtree(folder / "sub")
     (folder / "c.png").unlink()
     coco = COCO(camkit.regions(folder, boxes_of=detector, out=folder.parent / "out"))
@@ -151,7 +151,7 @@ def test_the_boxes_of_a_detector_are_outlined(folder: Path):
     assert found == ["red", "blue"]
     for each, (_, box) in zip(coco.anns.values(), ELLIPSES["a.png"], strict=True):
         assert overlap(coco.annToMask(each).astype(bool), true_mask(box)) > 0.9
-    with refused("such as SAM", TargetError):
+    with refused("such as SAM", TargetError), pytest.warns(UserWarning, match="3 annotated pictures, 1 of them found"):
         camkit.regions(folder, regions=as_csv(folder), by=detector, out=folder.parent / "out")
 
 
@@ -200,13 +200,14 @@ def test_what_a_person_chooses_on_the_page_reaches_the_check(tmp_path: Path, bro
             rows.append((f"{mask.parent.name}/{mask.stem}.jpg", mask.parent.name, *(opened.getbbox() or ())))
     boxes = write_boxes(tmp_path / "boxes.csv", rows)
     made = camkit.regions(scenes, regions=boxes, out=tmp_path / "out")
+    content = json.loads(made.read_text())
+    by_id = {each["id"]: each for each in content["annotations"]}
+    names = {image["id"]: image["file_name"] for image in content["images"]}
     page = browser.new_page()
     requests: list[str] = []
     page.on("request", lambda request: requests.append(request.url))
     page.goto(made.with_name("regions.html").as_uri())
     shown = page.locator(".card").evaluate_all("cards => cards.map(card => Number(card.dataset.id))")
-    content = json.loads(made.read_text())
-    by_id = {each["id"]: each for each in content["annotations"]}
     fits = [by_id[number]["fit"] for number in shown]
     assert fits == sorted(fits)
     assert len(shown) == len(rows)
@@ -221,13 +222,10 @@ def test_what_a_person_chooses_on_the_page_reaches_the_check(tmp_path: Path, bro
     download.value.save_as(saved := tmp_path / download.value.suggested_filename)
     assert all(url.startswith(("file:", "data:", "blob:")) for url in requests)
 
-    def of(number: int) -> str:
-        (name,) = (image["file_name"] for image in content["images"] if image["id"] == by_id[number]["image_id"])
-        return str(name)
-
-    items = {item.name: item for item in read_data(scenes, regions=saved).items}
-    assert {name for name, item in items.items() if not item.objects} == {of(shown[0]), of(shown[5])}
-    assert {name for name, item in items.items() if [each.kind for each in item.objects] == ["box"]} == {of(shown[1])}
+    first, second, sixth = (names[by_id[shown[place]]["image_id"]] for place in (0, 1, 5))
     result = camkit.check("demo-fair", scenes, regions=saved, quick=True)
-    assert {of(shown[0]), of(shown[5])} <= result.untested.keys()
-    assert of(shown[1]) not in result.untested
+    kinds = {item.name: [each.kind for each in item.objects] for item in result.plan.data.items}
+    assert {name for name, of_picture in kinds.items() if not of_picture} == {first, sixth}
+    assert {name for name, of_picture in kinds.items() if of_picture == ["box"]} == {second}
+    assert {first, sixth} <= result.untested.keys()
+    assert second not in result.untested
