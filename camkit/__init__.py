@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from camkit import errors, hooks, methods, metrics, scale, targets, tensorboard
     from camkit.background.check import check
     from camkit.background.mend import MendResult, mend
+    from camkit.background.outlines import regions
     from camkit.background.result import CheckResult
     from camkit.demo import scenes
     from camkit.errors import CamkitError
@@ -65,6 +66,7 @@ __all__ = [
     "mend",
     "methods",
     "metrics",
+    "regions",
     "register_method",
     "scale",
     "scenes",
@@ -100,6 +102,7 @@ _HOMES = {
     "judge": "metrics.judge",
     "load_model": "models",
     "mend": "background.mend",
+    "regions": "background.outlines",
     "register_method": "methods",
     "slide": "metrics.slide",
     "words": "sentences",

@@ -11,4 +11,6 @@ How a labelled folder becomes a verdict, step by step:
 - ``rule``: the verdict, and why.
 - ``kinds``: the accuracy of each class on each place that the data names.
 - ``result``, ``report``, ``showcase``: what leaves, also a comparison with an earlier check.
+
+``mend`` trains a last layer anew, and ``outlines`` makes masks of boxes.
 """

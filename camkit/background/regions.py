@@ -242,7 +242,7 @@ def _keys_of(names: Iterable[str], *, below_folder: bool = False) -> list[dict[s
     return by_key
 
 
-def _in_pixels(objects: Sequence[ObjectAnnotation], size: tuple[int, int]) -> Iterator[ObjectAnnotation]:
+def in_pixels(objects: Sequence[ObjectAnnotation], size: tuple[int, int]) -> Iterator[ObjectAnnotation]:
     """Yield the objects in pixels of a picture of this size (width, height), on which they must have been drawn."""
 
     def scaled(sides: Sequence[float]) -> list[float]:
@@ -274,7 +274,7 @@ def object_region(
     """
     width, height = size
     region = np.zeros((height, width), bool)
-    for annotation in _in_pixels(objects, size):
+    for annotation in in_pixels(objects, size):
         if isinstance(annotation.outline, MaskFile):
             region |= annotation.outline.region(size)
         elif annotation.outline is not None:
@@ -291,7 +291,7 @@ def widened_boxes(objects: Sequence[ObjectAnnotation], size: tuple[int, int]) ->
     covered by both, since the outline may reach out of the box.
     """
     region = np.zeros((size[1], size[0]), bool)
-    for annotation in _in_pixels(objects, size):
+    for annotation in in_pixels(objects, size):
         boxes = [] if annotation.outline is None else _boxes_of_parts(object_region([annotation], size))
         for box in [*([] if annotation.box is None else [annotation.box]), *boxes]:
             # The margin is a share of the side, for shadows and boxes drawn too small, and at least 2 pixels: the soft
@@ -316,7 +316,7 @@ def boxes_on_input(
     """
     boxes = [
         box
-        for annotation in _in_pixels(objects, size)
+        for annotation in in_pixels(objects, size)
         for box in (_boxes_of_parts(object_region([annotation], size)) if annotation.box is None else [annotation.box])
     ]
     seen = [preprocess_region(_fill_box(box, size), preprocess, shades) > 0.5 for box in boxes]
@@ -596,6 +596,8 @@ def _add_coco(
         box = _box_at(*rle.toBbox(outline if packed else rle.frPyObjects(outline, *outline["size"])))
     if (box is None or clip_box(box, None) is None) and row.get("bbox"):  # some tools write an empty box or outline
         outline, box = None, _box_at(*_numbers(row["bbox"], 4))
+    if row.get("from_box") and row.get("bbox"):  # such an outline may miss parts of the object that are in its box
+        box = _box_at(*_numbers(row["bbox"], 4))
     if box is None:
         annotations.problems["annotations with neither box nor outline"].append(name)
         return

@@ -65,7 +65,20 @@ checks.default(commands.check)
 checks.command(commands.init)
 app.default(commands.explain)
 app.command(checks)
-others = "app", "compare", "concepts", "demo", "diagnose", "explain", "features", "judge", "layers", "mend", "words"
+others = (
+    "app",
+    "compare",
+    "concepts",
+    "demo",
+    "diagnose",
+    "explain",
+    "features",
+    "judge",
+    "layers",
+    "mend",
+    "regions",
+    "words",
+)
 for name in others:
     app.command(getattr(commands, name))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
 import os
 import shlex
 import sys
@@ -14,6 +16,7 @@ from camkit.background import report
 from camkit.background.check import finish_check, plan_check, spread, starter_config
 from camkit.background.data import read_class_map, read_data
 from camkit.background.mend import check_before, export_composites, mended, nothing_to_mend
+from camkit.background.outlines import GRABCUT, PAGE
 from camkit.background.rule import said
 from camkit.cli.explain import actors_of, events_into, load, on_cluster, refuse_existing
 from camkit.cli.options import OptionalModel
@@ -21,7 +24,7 @@ from camkit.cli.terminal import TALK, emit, print_table, printer, say, stages
 from camkit.demo.scenes import labelled_scenes
 from camkit.errors import InputError, printable
 from camkit.images.files import check_folder, refuse_address, refuse_input, write_file
-from camkit.models import DEMO_MODELS
+from camkit.models import DEMO_MODELS, load_model
 from camkit.options import Data, Model
 from camkit.options.settings import Settings, as_settings
 from camkit.options.toml import PROJECT_FILE
@@ -88,6 +91,22 @@ def init(data: Path | None, *, source: OptionalModel, file: Path, overwrite: boo
     if not TALK.quiet:
         lines = [*dataset.facts, f"wrote {file}"]
         printer().print("\n".join(map(printable, lines)), markup=False)
+
+
+def regions(
+    data: Path, *, boxes_of: str | None, by: str, device: str | None, trust_remote_code: bool, **given: Any
+) -> None:
+    """Outline the objects in boxes; ``given`` goes to ``camkit.regions``."""
+    load_named = functools.partial(load_model, device=device, trust_remote_code=trust_remote_code)
+    detector = None if boxes_of is None else load_named(boxes_of)
+    outliner = by if by == GRABCUT else load_named(by)
+    with stages() as progress:
+        told = functools.partial(progress, "outlines")
+        file = camkit.regions(data, boxes_of=detector, by=outliner, progress=told, **given)
+    made_by = [made.get("from_box") for made in json.loads(file.read_text())["annotations"]]
+    cut, ellipses = made_by.count("cut"), made_by.count("ellipse")
+    say(f"outlined the object in {cut} of {cut + ellipses} boxes; {ellipses} have the ellipse in the box instead")
+    say(f"wrote {printable(str(file))}; judge the outlines in {printable(str(file.with_name(PAGE)))}")
 
 
 def demo(out: Path) -> None:

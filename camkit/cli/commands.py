@@ -90,6 +90,39 @@ def init(
 
 
 @command("check")
+def regions(
+    data: Annotated[Path, Parameter(group=DATA)],
+    *,
+    regions: Annotated[Path | None, Parameter(group=DATA, metavar="PATH")] = None,
+    boxes_of: Annotated[str | None, Parameter(group=MODEL, metavar="NAME")] = None,
+    threshold: Annotated[float, Parameter(group=MODEL, metavar="SCORE")] = 0.5,
+    by: Annotated[str, Parameter(group=METHOD, metavar="NAME")] = "grabcut",
+    device: Annotated[str | None, Parameter(alias="-d", group=MODEL, metavar="NAME")] = None,
+    trust_remote_code: Annotated[bool, Parameter(group=MODEL, negative=(), show_default=False)] = False,
+    out: Annotated[Path, Parameter(alias="-o", group=OUTPUT, metavar="FOLDER")] = Path("camkit-regions"),
+    resume: Annotated[bool, Parameter(group=RUN, negative=(), show_default=False)] = False,
+    quiet: Annotated[bool, Parameter(alias="-q", negative=(), group=GENERAL, show_default=False)] = False,
+) -> None:
+    """Outline the object in each box, for a check of pictures that have only boxes.
+
+    Writes instances.json (COCO), which camkit check takes as --regions, and regions.html, a page on which you keep or
+    reject each outline by keyboard, the most doubtful first. Earlier files are kept as before-instances.json and so on.
+
+    Args:
+        data: A folder of pictures, a table in such a folder, or the data.yaml of a YOLO data set.
+        regions: The file or folder with the boxes. Without it, camkit searches beside the pictures.
+        boxes_of: Take the boxes that this detector finds, a model as --model of the other commands takes it.
+        threshold: The score above which a box of the detector counts.
+        by: grabcut, which needs no model, or a network that takes boxes, such as hf:facebook/sam-vit-base.
+        device: cpu, cuda, cuda:1 or mps. Default: the first of CUDA, MPS and CPU.
+        trust_remote_code: Run the code that comes with a model. By default, it is refused.
+        out: The folder for both files.
+        resume: Continue an interrupted run.
+        quiet: Print only errors.
+    """
+
+
+@command("check")
 def mend(
     data: Annotated[Path | None, Parameter(group=DATA)] = None,
     *,

@@ -911,7 +911,7 @@ def explanations(
                 reduction=picture.reduction,
                 shown=shown[place],
                 source=picture.source,
-                detection=None if scores.boxes is None else _detection(scores.boxes[place], picture, size),
+                detection=None if scores.boxes is None else box_on_picture(scores.boxes[place], picture, size),
                 placement=placement,
                 quantity=scores.quantity if isinstance(scores.quantity, str) else scores.quantity[place],
                 smooth=choices.options["smooth"],
@@ -954,7 +954,7 @@ def shown_pictures(
     ]
 
 
-def _detection(corners: tuple[float, ...] | None, item: Prepared, size: tuple[int, ...]) -> Box | None:
+def box_on_picture(corners: tuple[float, ...] | None, item: Prepared, size: tuple[int, ...]) -> Box | None:
     """Return a detection's box in pixels of the picture that is shown."""
     if corners is None or len(size) != 2:
         return None

@@ -496,26 +496,35 @@ class MaskTarget(OnPicture):
         Raises:
             TargetError: the network takes no points or boxes.
         """
-        if not takes_prompts(output):
-            raise TargetError(
-                f"the model returned {describe(output)}; points and boxes are for networks such as SAM, passed by name "
-                "(hf:NAME)"
-            )
         given = torch.tensor(self.on_input or (self.points,), dtype=torch.float32).expand(batch, -1, -1)
-        given = given.to(tree_leaves(output["image_embeddings"])[0].device)
-        is_point = len(self.points) == 1
-        prompts = {"input_points": given[:, None]} if is_point else {"input_boxes": given.flatten(1)[:, None]}
-        if is_point:
-            prompts["input_labels"] = torch.ones_like(given[:, None, :, 0], dtype=torch.long)
-        masks, quality = output["decode"](output["image_embeddings"], prompts)
-        logits = masks[torch.arange(batch, device=masks.device), quality.argmax(1)]
+        logits = best_masks(output, given)
         inside, found = _or_all(logits.detach() > 0)
         where = ("in the mask" if some else "of all cells, since the mask is empty" for some in found)
         return Scores(
             values=_means(logits, inside),
-            description=f"mask {'at' if is_point else 'in'} {self.words}",
+            description=f"mask {'at' if len(self.points) == 1 else 'in'} {self.words}",
             quantity=tuple(f"mean logit {part}" for part in where),
         )
+
+
+def best_masks(output: Any, given: Float[Tensor, "n p 2"]) -> Float[Tensor, "n h w"]:
+    """Return the logits of the mask at a point (P = 1) or in a box (P = 2, its corners) of each image.
+
+    Raises:
+        TargetError: the network takes no points or boxes.
+    """
+    if not takes_prompts(output):
+        raise TargetError(
+            f"the model returned {describe(output)}; points and boxes are for networks such as SAM, passed by name "
+            "(hf:NAME)"
+        )
+    given = given.to(tree_leaves(output["image_embeddings"])[0].device)
+    is_point = given.shape[1] == 1
+    prompts = {"input_points": given[:, None]} if is_point else {"input_boxes": given.flatten(1)[:, None]}
+    if is_point:
+        prompts["input_labels"] = torch.ones_like(given[:, None, :, 0], dtype=torch.long)
+    masks, quality = output["decode"](output["image_embeddings"], prompts)
+    return cast("Tensor", masks[torch.arange(len(given), device=masks.device), quality.argmax(1)])
 
 
 def mask_at(x: float | int, y: float | int) -> MaskTarget:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from networks import Net
 from PIL import Image
+from pycocotools.coco import COCO
 from refusals import refused
 from tiers import Extra, represented_by
 from tiny_models import gradient_times_activation, saved_once, tokenizer_of_letters
@@ -389,6 +390,26 @@ def test_a_shell_explains_what_a_point_or_a_box_names(saved: Any, picture: Path,
         error = capsys.readouterr().err
         assert words in error
         assert error.count("\n") == 1
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("family", ["sam", "sam2"])
+def test_masks_from_boxes_are_those_of_the_library(saved: Any, family: str, picture: Path, tmp_path: Path):
+    box = (16, 8, 120, 70)
+    (table := tmp_path / "boxes.csv").write_text(f"path,xmin,ymin,xmax,ymax\n{picture.name},16,8,120,70\n")
+    coco = COCO(camkit.regions(picture.parent, regions=table, by=f"hf:{saved(family)}", out=tmp_path / "out"))
+    (made,) = coco.anns.values()
+    processor, model = t.AutoProcessor.from_pretrained(saved(family)), t.AutoModel.from_pretrained(saved(family))
+    with Image.open(picture) as opened:
+        prepared = processor(images=opened.convert("RGB"), input_boxes=[[[*map(float, box)]]], return_tensors="pt")
+    with torch.no_grad():
+        output = model.eval()(**prepared, multimask_output=True)
+    sizes = [prepared["original_sizes"]] + ([prepared["reshaped_input_sizes"]] if family == "sam" else [])
+    (masks,) = processor.post_process_masks(output.pred_masks, *sizes)
+    best = masks[0, output.iou_scores[0, 0].argmax()].numpy()
+    found = coco.annToMask(made).astype(bool)
+    assert made["from_box"] == "cut"
+    assert (found & best).sum() / (found | best).sum() > 0.95
 
 
 def test_points_are_finite_boxes_have_an_area_and_the_network_cuts_something_out():
