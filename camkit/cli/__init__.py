@@ -100,22 +100,19 @@ def install_completion(shell: Literal["bash", "zsh", "fish", "powershell"] | Non
     printer().print(f"wrote {file}; start a new shell to use it", markup=False)
 
 
-def _overview() -> str:
-    """Return the commands and three examples, on one screen of 80 columns and 24 lines."""
+@app.command(name="--overview", show=False)
+def overview() -> None:
+    """Print the commands and three examples, on one screen of 80 columns and 24 lines."""
     commands = {name: re.split("[:,.]", app[name].help)[0] for name in app if not name.startswith("-")}
     lines = [f"  {name:8}  {what}" for name, what in commands.items()]
-    return "\n".join(
-        (
-            "camkit shows which pixels a vision model used.\n",
-            *lines,
-            "",
-            "camkit demo                                     # what two networks saw",
-            "camkit photo.jpg --model resnet50               # the class, and a drawing",
-            "camkit check validation/ --model mine.py:build  # does it read the background?",
-            "",
-            "All options: camkit --help, and camkit COMMAND --help",
-        )
+    head = "camkit shows which pixels a vision model used.\n"
+    tail = (
+        "\ncamkit demo                                     # what two networks saw"
+        "\ncamkit photo.jpg --model resnet50               # the class, and a drawing"
+        "\ncamkit check validation/ --model mine.py:build  # does it read the background?"
+        "\n\nAll options: camkit --help, and camkit COMMAND --help"
     )
+    emit("\n".join([head, *lines, tail]))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -132,12 +129,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Common().begin()
     try:
         with plain_warnings(), refusing_exit(), advising_shell():
-            if not typed:
-                emit(_overview())
-                return 0
             _refuse_mistakes(typed)
             try:
-                command, bound, _ = app.parse_args(typed, exit_on_error=False, print_error=False)
+                command, bound, _ = app.parse_args(typed or ["--overview"], exit_on_error=False, print_error=False)
             except CycloptsError as error:  # one that the user's code raises later is not a mistake in the call
                 fail(_about_call(error, typed))
                 return InputError.exit_code
