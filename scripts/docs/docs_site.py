@@ -25,6 +25,9 @@ RENAMED = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 _LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#])")
 """The path of a relative link or picture in Markdown."""
 
+_FOR_SITE = re.compile(r"<!-- site\n(.*?)\n-->", re.DOTALL)
+"""What a page shows in the site only."""
+
 _PICTURE = re.compile(r'(<img [^>]*src="([^":]+)"[^>]*>)(?!\s*</a>)')
 """A picture in HTML that is a file of the site."""
 
@@ -62,7 +65,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
-    """Point the links to where the files are in the site."""
+    """Point the links to where the files are in the site, and take the directives of mkdocstrings out of comments."""
 
     def in_site(link: re.Match[str]) -> str:
         path = linked_path(page.file.src_uri, link[1])
@@ -70,7 +73,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return link[1]
         return posixpath.relpath(site_path(path), posixpath.dirname(page.file.src_uri) or ".")
 
-    return _LINK.sub(in_site, markdown)
+    return _LINK.sub(in_site, _FOR_SITE.sub(r"\1", markdown))
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001

@@ -33,6 +33,7 @@ from scripts.docs import docs_methods, docs_metrics
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+docs_api = Extra("scripts.docs.docs_api")
 docs_notebooks = Extra("scripts.docs.docs_notebooks")
 
 ROOT = Path(__file__).parents[2]
@@ -123,6 +124,18 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert expected <= shown
     assert {name for name in shown if not name.startswith(("methods.", "scenes."))} == expected
     assert "- CamkitError" in reference  # stands with the other errors
+
+
+@pytest.mark.extended
+def test_the_reference_reads_as_text_and_is_that_of_the_code() -> None:
+    assert [path.name for path in docs_api.PAGES if docs_api.page(path) != path.read_text("utf-8")] == [], (
+        "run scripts.docs.docs_api"
+    )
+    text = "\n".join(path.read_text("utf-8") for path in docs_api.PAGES)
+    assert set(re.findall(r"(?m)^::: camkit\.([\w.]+)$", text)) - {"targets", "errors"} == set(
+        re.findall(r"(?m)^- `(?!targets\.|errors\.)([\w.]+)", text)
+    )
+    assert "`check(model, data, ...)`: Check whether" in text
 
 
 def test_the_links_of_the_readme_and_of_contributing_lead_to_files() -> None:
