@@ -1,9 +1,10 @@
-"""Writes the lists of names in docs/api/*.md from the signatures and docstrings.
+"""Writes signatures and the first words of docstrings into the lists of names in docs/api/*.md.
 
     .venv/bin/python -m scripts.docs.docs_api
 
-Each list stands above the directives of mkdocstrings for the same names. These are in a comment, which the hook of the
-site (docs_site.py) removes. A test fails if a page and the code differ.
+To add a function or a class, write the line "- `name()`" into a list, or "- `name`" for a class that users do not make
+themselves, and run the script. In the site, docs_site.py puts the whole docstrings below each list. A test fails if a
+page and the code differ.
 """
 
 from __future__ import annotations
@@ -17,9 +18,7 @@ import griffe
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "api").glob("*.md"))
 
-_LIST = re.compile(r"<!-- names -->\n.*?<!-- end -->\n(?=<!-- site\n(.*?)\n-->)", re.DOTALL)
-
-_DIRECTIVE = re.compile(r"^::: camkit\.(\S+)\n?((?:    .*\n?)*)", re.MULTILINE)
+_LINE = re.compile(r"(?m)^- `([\w.]+)(\(.*?\))?`.*$")
 
 
 @cache
@@ -27,38 +26,25 @@ def _package() -> griffe.Object | griffe.Alias:
     return griffe.load("camkit", search_paths=[ROOT], resolve_aliases=True)
 
 
-def _line(name: str, *, called: bool) -> str:
+def line(name: str, *, called: bool) -> str:
+    """Return the line of a name: with its positional arguments if it is called, and with a class's methods."""
     item = _package()[name]
     first = item.docstring.value.partition("\n")[0].replace("``", "`") if item.docstring else ""
     text = re.split("[:;] ", first.rstrip("."))[0]
     call = ""
-    if called and (item.is_function or item.is_class):
+    if called:
         own = [each for each in item.parameters if each.name != "self"]
         words = [each.name for each in own if each.kind is griffe.ParameterKind.positional_or_keyword]
         call = f"({', '.join([*words, '...'] if len(words) < len(own) else words)})"
-    methods = [f"`{key}`" for key, each in item.members.items() if each.is_function and not key.startswith("_")]
-    more = f". Methods: {', '.join(methods)}" if item.is_class and methods else ""
-    return f"- `{name}{call}`: {text}{more}\n"
-
-
-def names_of(directives: str) -> str:
-    """Return a line for each name in some directives; for a module, those of its ``members``, or its functions."""
-    lines = []
-    for name, options in _DIRECTIVE.findall(directives):
-        item = _package()[name]
-        called = "merge_init_into_class: false" not in options
-        if not item.is_module:
-            lines.append(_line(name, called=called))
-            continue
-        listed = re.findall(r"^        - (\w+)$", options, re.MULTILINE)
-        names = listed or [str(each) for each in item.exports or () if item[str(each)].is_function]
-        lines += [_line(f"{name}.{each}", called=not listed) for each in names]
-    return "".join(lines)
+    members = item.members.items() if item.is_class else ()
+    methods = [f"`{key}`" for key, each in members if each.is_function and not key.startswith("_")]
+    more = f". Methods: {', '.join(methods)}" if methods else ""
+    return f"- `{name}{call}`: {text}{more}"
 
 
 def page(path: Path) -> str:
     """Return a page with its lists as they should be."""
-    return _LIST.sub(lambda match: f"<!-- names -->\n{names_of(match[1])}<!-- end -->\n", path.read_text("utf-8"))
+    return _LINE.sub(lambda match: line(match[1], called=bool(match[2])), path.read_text("utf-8"))
 
 
 if __name__ == "__main__":
