@@ -23,6 +23,7 @@ from camkit.cli.terminal import (
     OutputClosedError,
     QuietConsole,
     discard_output,
+    emit,
     fail,
     plain_warnings,
     print_table,
@@ -65,20 +66,7 @@ checks.default(commands.check)
 checks.command(commands.init)
 app.default(commands.explain)
 app.command(checks)
-others = (
-    "app",
-    "compare",
-    "concepts",
-    "demo",
-    "diagnose",
-    "explain",
-    "features",
-    "judge",
-    "layers",
-    "mend",
-    "regions",
-    "words",
-)
+others = "explain", "regions", "mend", "compare", "judge", "app", "demo", "words", "layers", "features", "concepts", "diagnose"
 for name in others:
     app.command(getattr(commands, name))
 
@@ -112,6 +100,21 @@ def install_completion(shell: Literal["bash", "zsh", "fish", "powershell"] | Non
     printer().print(f"wrote {file}; start a new shell to use it", markup=False)
 
 
+@app.command(name="--overview", show=False)
+def overview() -> None:
+    """Print the commands and three examples, on one screen of 80 columns and 24 lines."""
+    commands = {name: re.split("[:,.]", app[name].help)[0] for name in app if not name.startswith("-")}
+    lines = [f"  {name:8}  {what}" for name, what in commands.items()]
+    head = "camkit shows which pixels a vision model used.\n"
+    tail = (
+        "\ncamkit demo                                     # what two networks saw"
+        "\ncamkit photo.jpg --model resnet50               # the class, and a drawing"
+        "\ncamkit check validation/ --model mine.py:build  # does it read the background?"
+        "\n\nAll options: camkit --help, and camkit COMMAND --help"
+    )
+    emit("\n".join([head, *lines, tail]))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
@@ -128,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with plain_warnings(), refusing_exit(), advising_shell():
             _refuse_mistakes(typed)
             try:
-                command, bound, _ = app.parse_args(typed or ["--help"], exit_on_error=False, print_error=False)
+                command, bound, _ = app.parse_args(typed or ["--overview"], exit_on_error=False, print_error=False)
             except CycloptsError as error:  # one that the user's code raises later is not a mistake in the call
                 fail(_about_call(error, typed))
                 return InputError.exit_code

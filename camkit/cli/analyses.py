@@ -56,7 +56,7 @@ from camkit.scale.job import free_file, slug
 from camkit.sentences import inputs as language_models
 from camkit.sentences import words as words_of
 from camkit.sentences.explain import TABLE, words_of_files
-from camkit.sentences.words import render
+from camkit.sentences.result import render
 from camkit.types import Failure, Layout, Pixels, TargetLayer
 
 

@@ -135,7 +135,7 @@ def mend(
     force: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
     common: Common = Common(),
 ) -> None:
-    """Train the last linear layer of a classifier anew, so that it relies less on the background.
+    """Mend a classifier that reads the background: train its last linear layer anew.
 
     Half of the groups of pictures mend, and the other half are checked before and after. Exit codes: 0 the weights are
     written; 1 nothing was gained, and no weights are written; 2 the call or the data is wrong; 4 the model or the

@@ -14,7 +14,7 @@ from torch import nn
 
 from camkit.errors import refusing_exit
 from camkit.sentences.explain import DEFAULT, WORD_METHODS, SentenceReader, words_of_files
-from camkit.sentences.words import Word, Words
+from camkit.sentences.result import Word, Words
 from camkit.types import ImageLike, ReferencesLike
 
 __all__ = ["WORD_METHODS", "Word", "Words", "words", "words_of_files"]

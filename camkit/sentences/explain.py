@@ -29,7 +29,7 @@ from camkit.methods import METHODS
 from camkit.sentences.cut import Cut, DecoderCut, attending_by_sdpa
 from camkit.sentences.inputs import Inputs, Text, load, processor_beside, read, reference_pictures
 from camkit.sentences.places import Places, find_cut, in_order
-from camkit.sentences.words import NUMBERS, PREDICTABLE, Word, Words, spans
+from camkit.sentences.result import NUMBERS, PREDICTABLE, Word, Words, spans
 from camkit.types import Failure, ImageLike, Placement, ReferenceScores, ReferencesLike
 
 _ROOM = 0.5

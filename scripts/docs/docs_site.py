@@ -25,6 +25,9 @@ RENAMED = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 _LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#])")
 """The path of a relative link or picture in Markdown."""
 
+_NAMES = re.compile(r"(?m)(?:^- `[\w.]+(?:\(.*\))?`: .*\n)+")
+"""A list of names of the API, as docs_api.py writes it."""
+
 _PICTURE = re.compile(r'(<img [^>]*src="([^":]+)"[^>]*>)(?!\s*</a>)')
 """A picture in HTML that is a file of the site."""
 
@@ -62,7 +65,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
-    """Point the links to where the files are in the site."""
+    """Point the links to where the files are in the site, and put the docstrings below the names of the API."""
 
     def in_site(link: re.Match[str]) -> str:
         path = linked_path(page.file.src_uri, link[1])
@@ -70,12 +73,24 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return link[1]
         return posixpath.relpath(site_path(path), posixpath.dirname(page.file.src_uri) or ".")
 
+    if page.file.src_uri.startswith("api/"):
+        markdown = _NAMES.sub(lambda names: names[0] + docstrings(names), markdown)
     return _LINK.sub(in_site, markdown)
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
     """Let each picture open in its own size: figures have small text."""
     return _PICTURE.sub(r'<a class="picture" href="\2">\1</a>', html)
+
+
+def docstrings(names: re.Match[str]) -> str:
+    """Return the directives of mkdocstrings for a list of names; arguments join a class that users make."""
+    level = 3 if "\n## " in names.string[: names.start()] else 2
+    return "".join(
+        f"\n::: camkit.{name}\n    options:\n      heading_level: {level}\n"
+        f"      merge_init_into_class: {str(bool(call)).lower()}\n"
+        for name, call in re.findall(r"(?m)^- `([\w.]+)(\()?", names[0])
+    )
 
 
 def site_path(path: str) -> str:

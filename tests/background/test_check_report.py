@@ -211,13 +211,11 @@ def test_the_page_says_how_often_its_verdict_was_wrong_as_the_docs_do(out):
     of_mark = docs["clean of their mark alone: FAIL, WARN, PASS"][1].split(",")
     assert [marked[verdict] for verdict in ("FAIL", "WARN", "PASS")] == [*map(int, of_mark)]
 
-    readme = " ".join((Path(__file__).parents[2] / "README.md").read_text("utf-8").split())
     for verdict in order:
         networks, small = sum(of[verdict] for of in words.LABS.values()), clean[verdict]
         assert docs[verdict] == [str(networks), str(small), str(networks - small)]
         counts = f"{networks} got {verdict}: {small} with a loss of less than 3 points"
         assert f"Of 292 networks whose truth is known, {counts}" in words.reliability(verdict)
-        assert counts in readme or verdict not in ("FAIL", "PASS")
     page = (out / "report.html").read_text()
     assert words.reliability("FAIL") in page
     assert '<a href="#labs">' in page and '<table id="labs">' in page

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import struct
@@ -24,7 +25,7 @@ from PIL import Image
 from tiers import represented_by, rows_represented
 
 import camkit
-from camkit.cli import main
+from camkit.cli import app, main
 from camkit.errors import InputError
 
 QUITS = """
@@ -111,10 +112,22 @@ class TestInstalled:
             json.dumps(calls),
         )
         assert done.stderr.splitlines() == [f"{call} 0 False" for call in calls]
-        assert done.stdout.startswith("Usage: camkit PICTURES --model NAME")
+        assert "\nUsage: camkit PICTURES --model NAME" in done.stdout
         assert camkit.__version__ in done.stdout
         methods = camkit.METHODS.values()
         assert all(method.name in done.stdout and method.paper.split(",")[0] in done.stdout for method in methods)
+
+    def test_without_arguments_one_screen_names_all_commands_and_three_examples(self) -> None:
+        done = run()
+        lines = done.stdout.splitlines()
+        assert (done.returncode, done.stderr) == (0, "")
+        assert len(lines) <= 24
+        assert max(map(len, lines)) <= 80
+        assert [name for name in app if not name.startswith("-") and f"\n  {name} " not in done.stdout] == []
+        examples = [shlex.split(line, comments=True)[1:] for line in lines if re.match(r"camkit .* #", line)]
+        assert len(examples) == 3
+        for arguments in examples:
+            app.parse_args(arguments, print_error=False, exit_on_error=False)
 
     def test_explaining_imports_no_product(self, tmp_path: Path) -> None:
         done = python(

@@ -33,6 +33,7 @@ from scripts.docs import docs_methods, docs_metrics
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+docs_api = Extra("scripts.docs.docs_api")
 docs_notebooks = Extra("scripts.docs.docs_notebooks")
 
 ROOT = Path(__file__).parents[2]
@@ -114,15 +115,22 @@ def test_the_tests_that_the_table_of_families_names_exist() -> None:
 
 def test_every_public_name_is_in_the_reference() -> None:
     reference = "\n".join(page.read_text("utf-8") for page in (DOCS / "api").glob("*.md"))
-    shown = set(re.findall(r"(?m)^::: camkit\.([\w.]+)$", reference))
+    shown = set(re.findall(r"(?m)^- `([\w.]+)", reference)) - {"errors." + name for name in vars(camkit.errors)}
     modules = {name: getattr(camkit, name) for name in ("targets", "hooks", "metrics", "tensorboard", "scale")}
     expected = {f"{name}.{part}" for name, module in modules.items() for part in module.__all__}
     shown |= {f"{name}.{part}" for name in modules if name in shown for part in modules[name].__all__}
     shown -= set(modules)
-    expected |= set(camkit.__all__) - {*modules, "methods", "scenes", "__version__", "CamkitError"}
+    expected |= set(camkit.__all__) - {*modules, "errors", "methods", "scenes", "__version__", "CamkitError"}
     assert expected <= shown
     assert {name for name in shown if not name.startswith(("methods.", "scenes."))} == expected
-    assert "- CamkitError" in reference  # stands with the other errors
+    assert "- `errors.CamkitError`: The base" in reference  # stands with the other errors
+
+
+@pytest.mark.extended
+def test_the_lists_of_the_reference_are_those_of_the_code() -> None:
+    pages = {path: path.read_text("utf-8") for path in docs_api.PAGES}
+    assert [path.name for path, text in pages.items() if docs_api.page(path) != text] == [], "run scripts.docs.docs_api"
+    assert "- `check(model, data, ...)`: Check whether" in "".join(pages.values())
 
 
 def test_the_links_of_the_readme_and_of_contributing_lead_to_files() -> None:
