@@ -66,7 +66,20 @@ checks.default(commands.check)
 checks.command(commands.init)
 app.default(commands.explain)
 app.command(checks)
-others = "explain", "regions", "mend", "compare", "judge", "app", "demo", "words", "layers", "features", "concepts", "diagnose"
+others = (
+    "explain",
+    "regions",
+    "mend",
+    "compare",
+    "judge",
+    "app",
+    "demo",
+    "words",
+    "layers",
+    "features",
+    "concepts",
+    "diagnose",
+)
 for name in others:
     app.command(getattr(commands, name))
 
