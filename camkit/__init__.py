@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from camkit.metrics.compare import Comparison, compare
     from camkit.metrics.judge import MethodJudgement, judge
     from camkit.metrics.slide import slide
+    from camkit.metrics.versus import ModelComparison, compare_models
     from camkit.models import black_box, load_model
     from camkit.sentences import Word, Words, words
     from camkit.types import Failure, TargetLayer
@@ -46,6 +47,7 @@ __all__ = [
     "Failure",
     "MendResult",
     "MethodJudgement",
+    "ModelComparison",
     "TargetLayer",
     "Word",
     "Words",
@@ -53,6 +55,7 @@ __all__ = [
     "black_box",
     "check",
     "compare",
+    "compare_models",
     "diagnose",
     "errors",
     "explain",
@@ -86,12 +89,14 @@ _HOMES = {
     "Failure": "types",
     "MendResult": "background.mend",
     "MethodJudgement": "metrics.judge",
+    "ModelComparison": "metrics.versus",
     "TargetLayer": "types",
     "Word": "sentences",
     "Words": "sentences",
     "black_box": "models",
     "check": "background.check",
     "compare": "metrics.compare",
+    "compare_models": "metrics.versus",
     "diagnose": "inspect",
     "explain": "explaining.explainer",
     "explain_many": "explaining.explainer",
