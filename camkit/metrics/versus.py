@@ -13,28 +13,29 @@ from jaxtyping import Float
 from PIL import Image
 
 from camkit.drawing.encode import as_html
-from camkit.drawing.figure import Tile, contact_sheet, fitted, number, percent, scaled_box
+from camkit.drawing.figure import Caption, compose, fitted, percent, scaled_box
 from camkit.drawing.figure import sheet as stacked
-from camkit.drawing.text import AMBER, GREY, Colour, wrapped
-from camkit.errors import ImageError, InputError, TargetError, as_cell, printable
+from camkit.drawing.text import Canvas, fitting, wrapped
+from camkit.errors import ImageError, TargetError, as_cell, printable
 from camkit.explaining.explainer import Explainer
 from camkit.explaining.explanation import Explanation, finite_or_none
 from camkit.images.files import csv_line, write_file, write_picture
 from camkit.kit.wording import counted
 from camkit.metrics.evaluator import OfModel
 from camkit.tables import Rows
-from camkit.types import Failure, ImageLike, Pixels, Progress
+from camkit.types import Failure, ImageLike, Pixels, Progress, Scale
 
 if TYPE_CHECKING:
     from camkit.models.loaded import Loadable
     from camkit.targets import TargetLike
 
-_SIDE, _LETTERS = 420, 18
-"""The longer side of a picture on the sheet, at which heat is compared too, and the height of letters, in pixels."""
+_SIDE, _LETTERS, _LEADING = 400, 20, 29
+"""The longer side of a picture on the sheet, at which heat is compared too, and the height of its sentences and of
+their lines, in pixels."""
 _AT_ONCE = 64
 """Pictures between two turns of the models: some passes of each, and some ten megabytes of small copies."""
-_COLOURS: tuple[Colour, Colour] = ((28, 88, 214), (206, 32, 41))
-"""Blue and red, for what only the first or only the second model uses."""
+_BLUE, _RED = np.array([[28, 88, 214], [206, 32, 41]], np.uint8)
+"""The colours of the first and of the second model."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,69 +44,77 @@ class HeatOfTwo:
 
     Attributes:
         label: the class.
-        maps: each model's explanation, on a copy of the picture of at most 420 pixels; or why there is none.
+        maps: each model's explanation, on a copy of the picture of at most 400 pixels; or why there is none.
     """
 
     label: str
     maps: tuple[Explanation | str, Explanation | str]
 
     @property
-    def shares(self) -> tuple[Float[np.ndarray, "h w"], Float[np.ndarray, "h w"]] | None:
-        """Each map on the picture, divided by its sum; None if there are no two maps, or not on the same picture."""
+    def heats(self) -> Float[np.ndarray, "2 h w"] | None:
+        """Both heatmaps on the picture, 0..1, each divided by its maximum; None if there are not two on one picture."""
         first, second = self.maps
         if isinstance(first, str) or isinstance(second, str) or not np.array_equal(first.picture, second.picture):
             return None
-        heats = (first.heatmap_on_picture(), second.heatmap_on_picture())
-        one, other = (heat / (heat.sum(dtype=np.float64) or 1) for heat in heats)
-        return one, other
+        return np.stack([first.heatmap_on_picture(), second.heatmap_on_picture()])
 
     @property
     def in_common(self) -> float | None:
-        """The share of heat that both models have in the same places, 0 to 1: the sum of the smaller of the shares.
+        """The heat that both models have in the same places, as a share of the heat that either has, 0 to 1.
 
-        0 if only one of the maps is empty; None if both are, or if there are no two maps on the same picture.
+        It is the sum of the smaller of both values divided by the sum of the larger. None if there is no heat, or if
+        there are not two maps on one picture.
         """
-        if self.shares is None or not any(heat.any() for heat in self.shares):
+        if self.heats is None or not self.heats.any():
             return None
-        return min(float(np.minimum(*self.shares).sum(dtype=np.float64)), 1.0)
+        smaller, larger = (heat.sum(dtype=np.float64) for heat in (self.heats.min(0), self.heats.max(0)))
+        return float(smaller / larger)
 
     def difference(self) -> Pixels:
-        """Draw where the shares differ: blue where the first model's is larger, red where the second's is.
+        """Draw where the second model's heat is stronger in red, and where the first's is in blue.
 
-        Full colour is the largest share of both maps, so that equal maps leave the picture as it is.
+        Each map is divided by its maximum before. Equal maps leave the picture as it is.
         """
-        found = next(each for each in self.maps if not isinstance(each, str))
-        shares, picture = self.shares, found.picture
+        found = next(each for each in self.maps if isinstance(each, Explanation))
+        heats, picture = self.heats, found.picture
         if picture is None:
-            picture = np.full((*found.heatmap_on_picture().shape, 3), 255, np.uint8)
-        if shares is None:
+            picture = np.full((*found.heatmap.shape, 3), 255, np.uint8)
+        if heats is None:
             return picture
-        signed = (shares[1] - shares[0]) / (max(heat.max() for heat in shares) or 1)
-        colours = np.where(signed[..., None] < 0, *(np.array(colour, np.float32) for colour in _COLOURS))
-        weight = 0.85 * np.abs(signed)[..., None]  # full colour lets the picture show through
-        return np.asarray(np.rint(picture * (1 - weight) + colours * weight), np.uint8)
+        more = (heats[1] - heats[0])[..., None]
+        weight = 0.8 * np.abs(more)  # the picture shows through the full colour
+        return np.asarray(np.rint(picture * (1 - weight) + np.where(more > 0, _RED, _BLUE) * weight), np.uint8)
 
-    def draw(self, names: Sequence[str], title: Sequence[str], colormap: str, alpha: float, *, shared: bool) -> Pixels:
-        """Draw both maps and their difference under a title, with the scale of the maps as its last line."""
+    def draw(self, names: Sequence[str], colormap: str, alpha: float, scale: Scale | None) -> Pixels:
+        """Draw both maps and their difference side by side; with None for models whose values have different units."""
         explained = [each for each in self.maps if isinstance(each, Explanation)]
-        scales = [each.colour_scale(explained if shared else "each") for each in explained]
-        tiles = []
-        for name, colour, found in zip(names, _COLOURS, self.maps, strict=True):
-            if isinstance(found, str):
-                tiles.append(Tile(explained[0].overlay(alpha=0.0), self.label, f"{name}: {found}"))
-                continue
-            share = "" if found.probability is None else f": {percent(found.probability)}"
-            pixels = found.overlay(colormap=colormap, alpha=alpha, scale=explained if shared else "each")
-            empty = found.status != "ok"
-            note = f"{name}: no heat" if empty else name
-            tiles.append(Tile(pixels, f"{found.name}{share}", note, AMBER if empty else colour))
-        common = "" if self.in_common is None else f"{percent(self.in_common)} of the heat in common"
-        tiles.append(Tile(self.difference(), common, "the difference", GREY))
-        ends = " and ".join(number(scale.largest) for scale in dict.fromkeys(scales))
-        how = "one scale for both, 0" if len(scales) > len({*scales}) else "each map on its own scale, 0"
-        lines = [*title, f"Heat for {self.label}: {how} to {ends}."]
-        wide = [part for words in lines for part in wrapped(words, 3 * _SIDE, _LETTERS + 1, 4)]
-        return contact_sheet(tiles, 3, "\n".join(wide), side=_SIDE, size=_LETTERS)
+        used: Any = explained if scale == "shared" else "each"
+        cells = []
+        for name, colour, found in zip(names, (_BLUE, _RED), self.maps, strict=True):
+            title, how, limits, warnings, pixels = self.label, "no map", "no heat", (str(found),), self.difference()
+            if isinstance(found, Explanation):
+                pixels = found.overlay(colormap=colormap, alpha=alpha, scale=used)
+                title += "" if found.probability is None else f": {percent(found.probability)}"
+                caption = found.caption(found.colour_scale(used))
+                how, warnings = caption.lines[0], caption.warnings
+                if found.status == "ok":
+                    limits = "red: its own maximum" if scale is None else f"heat {found.colour_scale(used)}"
+            cells.append(_cell(pixels, title, (name, how, limits), warnings, (colour, colour)))
+        common = "nothing to compare" if self.in_common is None else f"{percent(self.in_common)} of the heat in common"
+        lines = (f"blue: more heat of {names[0]}", f"red: more heat of {names[1]}", "each divided by its maximum")
+        cells.append(_cell(self.difference(), common, lines, (), (_BLUE, _RED)))
+        return stacked(cells, columns=3)
+
+
+def _cell(
+    pixels: Pixels, title: str, lines: Sequence[str], warnings: tuple[str, ...], ends: tuple[np.ndarray, np.ndarray]
+) -> Pixels:
+    """Return a picture below a band from one colour to another, a title and lines, each of which stays one line."""
+    width = pixels.shape[1]
+    caption = Caption(fitting(title, width, 21), tuple(fitting(line, width, 14) for line in lines), warnings)
+    cell = compose(pixels, caption)
+    band = np.linspace(*ends, cell.shape[1])[None].repeat(6, 0).astype(np.uint8)
+    return np.concatenate([band, cell])
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,14 +140,16 @@ class AnswersOfTwo:
     in_common: float | None
     heats: tuple[HeatOfTwo, ...] = field(default=(), repr=False)
 
+    @property
+    def said(self) -> list[str]:
+        """Each model's answer with its probability."""
+        pairs = zip(self.answers, self.probabilities, strict=True)
+        return [answer if share is None else f"{answer} {percent(share)}" for answer, share in pairs]
+
     def sentence(self, names: Sequence[str]) -> str:
         """Return what the models say of the picture."""
-        shares = [None if share is None else percent(share) for share in self.probabilities]
-        said = [answer if share is None else f"{answer} ({share})" for answer, share in zip(self.answers, shares)]
-        if self.differ:
-            return f"{Path(self.source).name}: {names[0]} says {said[0]}, {names[1]} says {said[1]}."
-        both = "" if None in shares else f" ({shares[0]} and {shares[1]})"
-        return f"{Path(self.source).name}: both say {self.answers[0]}{both}."
+        one, other = self.said
+        return f"{Path(self.source).name}: {names[0]} says {one}, {names[1]} says {other}."
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +173,9 @@ class ModelComparison(OfModel[AnswersOfTwo]):
     def sentence(self) -> str:
         """In how many pictures the answers differ."""
         differ = sum(row.differ for row in self.rows)
-        return f"{self.model} and {self.against}: the answers differ in {differ} of {counted(len(self.rows), 'picture')}."
+        return (
+            f"{self.model} and {self.against}: the answers differ in {differ} of {counted(len(self.rows), 'picture')}."
+        )
 
     def table(self) -> Rows:
         """Return a row for each picture."""
@@ -184,29 +197,32 @@ class ModelComparison(OfModel[AnswersOfTwo]):
         """Return the comparison as plain JSON values, without the maps."""
         return {"model": self.model, "against": self.against, "unreadable": self.unreadable, "rows": self.table()}
 
-    def sheet(self, *, colormap: str = "turbo", alpha: float = 0.5) -> Pixels:
+    def sheet(self, *, colormap: str = "turbo", alpha: float = 0.5, scale: Scale = "each") -> Pixels:
         """Draw the most different pictures: both maps, and where they differ.
 
         Args:
             colormap, alpha: as for ``Explanation.overlay``.
+            scale: "each" draws each map on its own scale, as the difference compares them. "shared" draws the maps of
+                models with the same modules on one scale, since their values have one unit.
 
         Returns:
             The sheet, height x width x 3 uint8 RGB.
         """
-        title = [] if len(self.rows) == 1 else [self.sentence]
-        title.append(
-            f"On the right, blue: a larger share of {self.model}'s heat; red: a larger share of {self.against}'s; no "
-            "colour: equal shares, or no heat."
-        )
-        blocks = []
+        blocks: list[Pixels] = []
         for row in self.rows:
-            for place, heat in enumerate(row.heats):
-                said = [*title, row.sentence(self.names)] if place == 0 else []
-                blocks.append(heat.draw(self.names, said, colormap, alpha, shared=self.shared))
-                title = []
+            drawn = [heat.draw(self.names, colormap, alpha, scale if self.shared else None) for heat in row.heats]
+            if drawn:
+                width = drawn[0].shape[1]
+                said = [self.sentence] if not blocks and len(self.rows) > 1 else []
+                said.append(row.sentence(self.names))
+                lines = [line for words in said for line in wrapped(words, width - 32, _LETTERS, 3)]
+                canvas = Canvas(width, round(_LEADING * (len(lines) + 1)))
+                for place, line in enumerate(lines, start=1):
+                    canvas.text(16, _LEADING * place, line, size=_LETTERS)
+                blocks.append(np.concatenate([canvas.pixels(), stacked(drawn, columns=1)]))
         return stacked(blocks, columns=1)
 
-    def save(self, path: str | Path, *, colormap: str = "turbo", alpha: float = 0.5) -> Path:
+    def save(self, path: str | Path, *, colormap: str = "turbo", alpha: float = 0.5, scale: Scale = "each") -> Path:
         """Write the sheet, or the table if the file's name ends in .csv, completely or not at all.
 
         Raises:
@@ -214,7 +230,7 @@ class ModelComparison(OfModel[AnswersOfTwo]):
         """
         path = Path(path)
         if path.suffix != ".csv":
-            return write_picture(path, self.sheet(colormap=colormap, alpha=alpha))
+            return write_picture(path, self.sheet(colormap=colormap, alpha=alpha, scale=scale))
         rows = self.table()
         lines = [list(rows[0]), *(list(row.values()) for row in rows)]
         texts = ([as_cell(printable(cell)) if isinstance(cell, str) else cell for cell in line] for line in lines)
