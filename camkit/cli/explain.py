@@ -18,12 +18,11 @@ import numpy as np
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
-from rich.table import Table
 from rich.text import Text
 
 import camkit
 from camkit.cli.options import TargetOptions
-from camkit.cli.terminal import TALK, QuietConsole, emit, fail, print_table, printer, say, stages
+from camkit.cli.terminal import TALK, QuietConsole, emit, fail, printer, say, stages
 from camkit.drawing import overlay
 from camkit.drawing.figure import percent
 from camkit.engine.passes import usable_precision
@@ -31,14 +30,14 @@ from camkit.errors import CamkitError, InputError, OutputError, as_cell, printab
 from camkit.explaining.explainer import loading
 from camkit.explaining.explanation import FIELDS
 from camkit.images.files import check_folder, csv_line, refuse_input, refuse_other_file
-from camkit.images.listing import Pictures, find_pictures
+from camkit.images.listing import Pictures
 from camkit.images.masks import MaskFile, understand_masks
 from camkit.images.prepare import prepare
 from camkit.images.read import open_picture
 from camkit.images.regions import check_crop, preprocess_region
 from camkit.kit.picture_names import picture_name
 from camkit.kit.store import fingerprint
-from camkit.kit.wording import NONE, counted, listed
+from camkit.kit.wording import counted, listed, share
 from camkit.methods import find_method
 from camkit.models import device_of, load_model
 from camkit.models.loaded import LoadedModel
@@ -384,7 +383,7 @@ def explain(
     if how.method is not None and ":" not in (source.name or ""):  # mine.py:build may register methods
         find_method(how.method)
     if second != type(second)():
-        used = "layer fuse smooth colormap alpha scale table json"
+        used = "layer fuse smooth colormap alpha scale table"
         _refuse_unused("--against", used, targets, how, results, ray=ray)
         return _against(pictures, source, second, targets.target or [], how, results)
     if how.style == "slide":
@@ -459,49 +458,37 @@ def _slide(pictures: Sequence[str], source: Model, targets: TargetOptions, how: 
 def _against(
     pictures: Sequence[str], source: Model, second: Against, target: Sequence[str], how: Explain, results: Results
 ) -> int:
-    """Compare two models, and write the sheet of the most different pictures."""
-    files = find_pictures(pictures, skip=how.out, recursive=how.recursive)
+    """Compare two models, print the most different pictures, and write their sheet and the table of all."""
+    places = {str(path): place for path, place in Pictures(pictures, skip=how.out, recursive=how.recursive)}
     both = source, replace(source, name=second.against or source.name, weights=second.against_weights)
-    names = tuple(str(each.name) for each in both)
-    if names[0] == names[1]:
-        names = tuple(each.weights or f"{each.name} as published" for each in both)
-    refuse((len(target) > 1, "--against compares the heat of one --target"))
+    names = [str(each.weights or each.name) for each in both]
+    tabled, table = results.table is not None, results.table or Path()
+    refuse(
+        (len(target) > 1, "--against compares the heat of one --target"),
+        (tabled and table.suffix != ".csv", f"with --against, --table takes a file that ends in .csv, not {table}"),
+        (tabled and table.exists() and not how.overwrite, f"{table} exists already; pass --overwrite to replace it"),
+    )
     refuse_other_file(how.out)
-    words = ["against", slug(names[1])]
-    named = [picture_name(files[0]), *words] if len(files) == 1 else words
-    outputs = [free_file(how.out, Path(named[0]), named[1:], overwrite=how.overwrite)]
-    if results.table is not None:
-        refuse((results.table.suffix != ".csv", f"the table of two models ends in .csv, not {results.table.suffix!r}"))
-        refuse_existing(results.table, "--table", overwrite=how.overwrite)
-        outputs.append(results.table)
-    for file in outputs:
-        refuse_input(file, [*files, *source.files()])
-        check_folder(file.parent)
-    options = how.of_maps()
-    del options["draft"]
-    options["target_layer"] = options.pop("layer")
+    words = [*([picture_name(*places.values())] if len(places) == 1 else []), "against", slug(names[1])]
+    file = free_file(how.out, Path(words[0]), words[1:], overwrite=how.overwrite)
+    refuse_input(file, [*map(Path, places), *source.files()])
+    check_folder(file.parent)
+    models = [load(each) for each in both]
+    options = {name: value for name, value in how.of_maps().items() if name not in ("layer", "draft")}
+    options |= {"target_layer": how.layer, "target": target[0] if target else None, "names": names}
     with stages() as progress:
-        progress("comparing", 0, len(files))
-        found = camkit.compare_models(
-            *map(load, both),
-            files,
-            target=target[0] if target else None,
-            names=names,
-            progress=functools.partial(progress, "comparing"),
-            **options,
-        )
-    if results.json:
-        emit(json.dumps(found.to_dict(), allow_nan=False))
-    elif not TALK.quiet:
-        rows = Table("picture", *map(printable, names), "heat in common", box=None, pad_edge=False)
+        options["progress"] = functools.partial(progress, "comparing")
+        found = camkit.compare_models(models[0], models[1], list(places), **options)
+    if not TALK.quiet:
+        emit(printable(f"{names[0]:<28.28}  {names[1]:<28.28}"))
         for row in found.rows[:20]:
-            common = NONE if row.in_common is None else percent(row.in_common)
-            cells = map(Text, map(printable, (row.source, *row.said, common)))
-            rows.add_row(*cells, style="bold" if row.differ else "")
-        print_table(rows, folds=True)
-        printer().print(printable(found.sentence), markup=False)
+            one, other = f"{row['answer']:<24.24}{share(row['probability']):>4}", f"{row['against_answer']:<24.24}"
+            other += f"{share(row['against_probability']):>4}  {share(row['heat_in_common']):>4} in common"
+            emit(printable(f"{one}  {other}  {places[row['picture']]}"))
+        printer().print(printable(repr(found)), markup=False)
     for sentence in found.unreadable.values():
         fail(sentence)
-    for file in outputs:
-        say(f"wrote {found.save(file, colormap=how.colormap, alpha=how.alpha, scale=how.scale or 'each')}")
+    say(f"wrote {found.save(file, colormap=how.colormap, alpha=how.alpha, scale=how.scale or 'each')}")
+    if tabled:
+        say(f"wrote {found.save(table)}")
     return InputError.exit_code if found.unreadable else 0
