@@ -461,7 +461,8 @@ def _against(
     """Compare two models, print the most different pictures, and write their sheet and the table of all."""
     places = {str(path): place for path, place in Pictures(pictures, skip=how.out, recursive=how.recursive)}
     both = source, replace(source, name=second.against or source.name, weights=second.against_weights)
-    names = [str(each.weights or each.name) for each in both]
+    is_same = both[0].name == both[1].name
+    names = [str((is_same and each.weights) or each.name) for each in both]
     tabled, table = results.table is not None, results.table or Path()
     refuse(
         (len(target) > 1, "--against compares the heat of one --target"),
@@ -480,7 +481,7 @@ def _against(
         options["progress"] = functools.partial(progress, "comparing")
         found = camkit.compare_models(models[0], models[1], list(places), **options)
     if not TALK.quiet:
-        emit(printable(f"{names[0]:<28.28}  {names[1]:<28.28}"))
+        emit(printable(f"{names[0][-28:]:<28}  {names[1][-28:]}"))
         for row in found.rows[:20]:
             one, other = f"{row['answer']:<24.24}{share(row['probability']):>4}", f"{row['against_answer']:<24.24}"
             other += f"{share(row['against_probability']):>4}  {share(row['heat_in_common']):>4} in common"

@@ -75,9 +75,8 @@ class HeatOfTwo:
         """Draw both maps and their difference side by side, each with its caption below a name in its colour."""
         used: Any = [found for found in self.maps if found is not None] if scale == "shared" else "each"
         difference = self.difference()
-        absent = figure.compose(
-            difference, figure.Caption(self.label, warnings=("The model has no such class.",)), fixed=True
-        )
+        no_class = figure.Caption(self.label, ("", ""), ("The model has no such class.",))
+        absent = figure.compose(difference, no_class, fixed=True)
         cells = [
             absent
             if found is None
@@ -86,7 +85,9 @@ class HeatOfTwo:
         ]
         common = "nothing to compare" if self.in_common is None else f"{self.in_common:.0%} of the heat in common"
         legend = f"Blue: more heat of {names[0]}.", f"Red: more heat of {names[1]}."
-        caption = figure.Caption(common, legend, remarks=("Each map was divided by its maximum.",))
+        caption = figure.Caption(
+            common, legend, remarks=("Each map was divided by its maximum: two networks' values have two scales.",)
+        )
         cells.append(figure.compose(difference, caption, fixed=True))
         bands = zip((*names, "Difference"), (_BLUE, _RED, _BLUE), (_BLUE, _RED, _RED), cells, strict=True)
         return figure.sheet([_below(*band) for band in bands], columns=3)
@@ -159,8 +160,10 @@ class ModelComparison(OfModel[Mapping[str, Any]]):
 
     def __repr__(self) -> str:
         """Return in how many pictures the answers differ."""
-        differ, pictures = sum(row["answers_differ"] for row in self.rows), counted(len(self.rows), "picture")
-        return f"{self.model} and {self.against}: the answers differ in {differ} of {pictures}"
+        differ = sum(row["answers_differ"] for row in self.rows)
+        return (
+            f"{self.model} and {self.against}: {differ} of {counted(len(self.rows), 'picture')} with different answers"
+        )
 
 
 def compare_models(
@@ -195,7 +198,7 @@ def compare_models(
         >>> import camkit
         >>> plane = camkit.scenes.scene_paths()["plane-wood"]
         >>> camkit.compare_models("demo-fair", "demo-biased", plane)
-        demo-fair and demo-biased: the answers differ in 1 of 1 picture
+        demo-fair and demo-biased: 1 of 1 picture with different answers
     """
     both = [each if isinstance(each, Explainer) else Explainer(each, **options) for each in (model, against)]
     first, second = names or (each.name for each in both)
@@ -217,8 +220,7 @@ def compare_models(
             insort(rows, row, key=_rank)
         except ImageError as error:
             unreadable[source] = str(error)
-        if len(rows) > most:
-            heats.pop(rows[most]["picture"], None)
+        heats = {row["picture"]: heats[row["picture"]] for row in rows[:most]}
         if progress is not None:
             progress(number, len(images))
     if not rows:
