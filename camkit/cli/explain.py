@@ -461,13 +461,12 @@ def _against(
     """Compare two models, print the most different pictures, and write their sheet and the table of all."""
     places = {str(path): place for path, place in Pictures(pictures, skip=how.out, recursive=how.recursive)}
     both = source, replace(source, name=second.against or source.name, weights=second.against_weights)
-    is_same = both[0].name == both[1].name
-    names = [str((is_same and each.weights) or each.name) for each in both]
-    tabled, table = results.table is not None, results.table or Path()
+    names = [str((both[0].name == both[1].name and each.weights) or each.name) for each in both]
+    table = results.table
     refuse(
         (len(target) > 1, "--against compares the heat of one --target"),
-        (tabled and table.suffix != ".csv", f"with --against, --table takes a file that ends in .csv, not {table}"),
-        (tabled and table.exists() and not how.overwrite, f"{table} exists already; pass --overwrite to replace it"),
+        (table and table.suffix != ".csv", f"with --against, --table takes a file that ends in .csv, not {table}"),
+        (table and table.exists() and not how.overwrite, f"{table} exists already; pass --overwrite to replace it"),
     )
     refuse_other_file(how.out)
     words = [*([picture_name(*places.values())] if len(places) == 1 else []), "against", slug(names[1])]
@@ -483,13 +482,13 @@ def _against(
     if not TALK.quiet:
         emit(printable(f"{names[0][-28:]:<28}  {names[1][-28:]}"))
         for row in found.rows[:20]:
-            one, other = f"{row['answer']:<24.24}{share(row['probability']):>4}", f"{row['against_answer']:<24.24}"
-            other += f"{share(row['against_probability']):>4}  {share(row['heat_in_common']):>4} in common"
-            emit(printable(f"{one}  {other}  {places[row['picture']]}"))
+            said = [f"{row[of + 'answer']:<24.24}{share(row[of + 'probability']):>4}" for of in ("", "against_")]
+            common = f"{share(row['heat_in_common']):>4} in common"
+            emit(printable("  ".join([*said, common, str(places[row["picture"]])])))
         printer().print(printable(repr(found)), markup=False)
     for sentence in found.unreadable.values():
         fail(sentence)
     say(f"wrote {found.save(file, colormap=how.colormap, alpha=how.alpha, scale=how.scale or 'each')}")
-    if tabled:
+    if table is not None:
         say(f"wrote {found.save(table)}")
     return InputError.exit_code if found.unreadable else 0

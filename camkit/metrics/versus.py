@@ -217,7 +217,14 @@ def compare_models(
         try:
             opened = open_picture(picture) if isinstance(picture, (str, Path)) else picture
             row, heats[source] = _compared(source, opened, both, chosen)
-            insort(rows, row, key=_rank)
+            insort(
+                rows,
+                row,
+                key=lambda row: (
+                    not row["answers_differ"],
+                    2 if row["heat_in_common"] is None else row["heat_in_common"],
+                ),
+            )
         except ImageError as error:
             unreadable[source] = str(error)
         heats = {row["picture"]: heats[row["picture"]] for row in rows[:most]}
@@ -227,10 +234,6 @@ def compare_models(
         raise ImageError(next(iter(unreadable.values()), "the list of pictures is empty"))
     parts = [[(name, type(module)) for name, module in each.model.named_modules()] for each in both]
     return ModelComparison(first, tuple(rows), unreadable, second, parts[0] == parts[1], heats)
-
-
-def _rank(row: Mapping[str, Any]) -> tuple[bool, float]:
-    return not row["answers_differ"], 2 if row["heat_in_common"] is None else row["heat_in_common"]
 
 
 def _compared(
@@ -270,7 +273,7 @@ def _explained(explainer: Explainer, picture: Any, target: int | None = None) ->
     if found.picture is None or found.heatmap.ndim != 2:
         raise ImageError("two models are compared on pictures, grey or RGB; this input is not one")
     small = figure.fitted(found.picture, _SIDE)
-    box = None if found.box is None else figure.scaled_box(found.box, found.picture.shape[:2], small.shape[:2])
+    box = found.box and figure.scaled_box(found.box, found.picture.shape[:2], small.shape[:2])
     return replace(found, shown=Image.fromarray(small), box=box)
 
 
