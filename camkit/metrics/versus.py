@@ -281,7 +281,7 @@ def _class_in(
     labels: Sequence[str] | None, own: Sequence[str] | None, index: int, classes: int | None = None
 ) -> int | None:
     """Return the index of a class in another model with these labels; None if it has no such class, or several."""
-    if not (labels and own):
+    if not (labels and own) or index >= len(own):
         return index if classes is None or index < classes else None
     label, *others = (name.partition(",")[0].strip().casefold() for name in (own[index], *labels))
     if others[index : index + 1] == [label]:
