@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from camkit.metrics.compare import Comparison, compare
     from camkit.metrics.judge import MethodJudgement, judge
     from camkit.metrics.slide import slide
+    from camkit.metrics.versus import ModelComparison, compare_models
     from camkit.models import black_box, load_model
     from camkit.sentences import Word, Words, words
     from camkit.types import Failure, TargetLayer
@@ -47,6 +48,7 @@ __all__ = [
     "Failure",
     "MendResult",
     "MethodJudgement",
+    "ModelComparison",
     "TargetLayer",
     "Word",
     "Words",
@@ -54,6 +56,7 @@ __all__ = [
     "black_box",
     "check",
     "compare",
+    "compare_models",
     "diagnose",
     "errors",
     "explain",
@@ -88,12 +91,14 @@ _HOMES = {
     "Failure": "types",
     "MendResult": "background.mend",
     "MethodJudgement": "metrics.judge",
+    "ModelComparison": "metrics.versus",
     "TargetLayer": "types",
     "Word": "sentences",
     "Words": "sentences",
     "black_box": "models",
     "check": "background.check",
     "compare": "metrics.compare",
+    "compare_models": "metrics.versus",
     "diagnose": "inspect",
     "explain": "explaining.explainer",
     "explain_many": "explaining.explainer",

@@ -24,13 +24,14 @@ from camkit.cli.options import (
     TargetOptions,
     command,
 )
-from camkit.options import Check, Data, Diagnose, Explain, Limits, Model, Opacity, Precision, Results, Run
+from camkit.options import Against, Check, Data, Diagnose, Explain, Limits, Model, Opacity, Precision, Results, Run
 
 
 @command("explain")
 def explain(
     *pictures: str,
     source: Model,
+    second: Against = Against(),
     targets: TargetOptions = TargetOptions(),
     how: Explain = Explain(),
     results: Results = Results(),

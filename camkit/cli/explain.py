@@ -22,25 +22,26 @@ from rich.text import Text
 
 import camkit
 from camkit.cli.options import TargetOptions
-from camkit.cli.terminal import TALK, QuietConsole, emit, printer, say
+from camkit.cli.terminal import TALK, QuietConsole, emit, fail, printer, say, stages
 from camkit.drawing import overlay
 from camkit.drawing.figure import percent
 from camkit.engine.passes import usable_precision
 from camkit.errors import CamkitError, InputError, OutputError, as_cell, printable, refuse
 from camkit.explaining.explainer import loading
 from camkit.explaining.explanation import FIELDS
-from camkit.images.files import csv_line, refuse_input, refuse_other_file
+from camkit.images.files import check_folder, csv_line, refuse_input, refuse_other_file
 from camkit.images.listing import Pictures
 from camkit.images.masks import MaskFile, understand_masks
 from camkit.images.prepare import prepare
 from camkit.images.read import open_picture
 from camkit.images.regions import check_crop, preprocess_region
+from camkit.kit.picture_names import picture_name
 from camkit.kit.store import fingerprint
-from camkit.kit.wording import counted, listed
+from camkit.kit.wording import counted, listed, share
 from camkit.methods import find_method
 from camkit.models import device_of, load_model
 from camkit.models.loaded import LoadedModel
-from camkit.options import Explain, Model, Precision, Results
+from camkit.options import Against, Explain, Model, Precision, Results
 from camkit.scale.cluster import Cluster, Pool, connected
 from camkit.scale.folder import Result, Run
 from camkit.scale.job import Job, Written, free_file, slug
@@ -358,7 +359,13 @@ def _lines_of(written: Written) -> Text:
 
 
 def explain(
-    *pictures: str, source: Model, targets: TargetOptions, how: Explain, results: Results, ray: bool | str
+    *pictures: str,
+    source: Model,
+    second: Against,
+    targets: TargetOptions,
+    how: Explain,
+    results: Results,
+    ray: bool | str,
 ) -> int:
     """Explain pictures, and write and print the results."""
     tabled, bundled = results.table is not None, results.bundle is not None
@@ -375,8 +382,12 @@ def explain(
     need_pictures(pictures, "image.jpg")
     if how.method is not None and ":" not in (source.name or ""):  # mine.py:build may register methods
         find_method(how.method)
+    if second != type(second)():
+        used = "layer fuse smooth colormap alpha scale table"
+        _refuse_unused("--against", used, targets, how, results, ray=ray)
+        return _against(pictures, source, second, targets.target or [], how, results)
     if how.style == "slide":
-        _refuse_beside_slide(targets, how, results, ray=ray)
+        _refuse_unused("--style slide", "true style", targets, how, results, ray=ray)
         return _slide(pictures, source, targets, how)
     sides = f"--max-side takes a number of pixels, or 0 to keep the size of the pictures, not {how.max_side}"
     refuse((targets.true is not None, "--true is for --style slide"), (how.max_side < 0, sides))
@@ -411,14 +422,14 @@ def _precision(given: Explain, device: torch.device) -> Precision:
     return precision
 
 
-def _refuse_beside_slide(*tables: Any, ray: bool | str) -> None:
-    """Refuse the options that a slide does not use."""
-    used = {"true", "target", "method", "references", "precision", "recursive", "out", "overwrite", "style"}
+def _refuse_unused(option: str, more: str, *tables: Any, ray: bool | str) -> None:
+    """Refuse options that neither a slide nor a comparison uses, unless they are among the names in ``more``."""
+    used = {"target", "method", "references", "precision", "recursive", "out", "overwrite", *more.split()}
     names = [field.name for table in tables for field in fields(table) if getattr(table, field.name) != field.default]
     unused = [f"--{name.replace('_', '-')}" for name in [*names, *(["ray"] if ray else [])] if name not in used]
     leave_out = "leave out what it does not use, in the config too"
     if unused:
-        raise InputError(f"--style slide does not use {listed(unused)}; {leave_out}")
+        raise InputError(f"{option} does not use {listed(unused)}; {leave_out}")
 
 
 def _slide(pictures: Sequence[str], source: Model, targets: TargetOptions, how: Explain) -> int:
@@ -442,3 +453,42 @@ def _slide(pictures: Sequence[str], source: Model, targets: TargetOptions, how: 
         emit(printable(made.sentence))
         emit(printable(f"  wrote {file}"))
     return 0
+
+
+def _against(
+    pictures: Sequence[str], source: Model, second: Against, target: Sequence[str], how: Explain, results: Results
+) -> int:
+    """Compare two models, print the most different pictures, and write their sheet and the table of all."""
+    places = {str(path): place for path, place in Pictures(pictures, skip=how.out, recursive=how.recursive)}
+    both = source, replace(source, name=second.against or source.name, weights=second.against_weights)
+    names = [str((both[0].name == both[1].name and each.weights) or each.name) for each in both]
+    table = results.table
+    refuse(
+        (len(target) > 1, "--against compares the heat of one --target"),
+        (table and table.suffix != ".csv", f"with --against, --table takes a file that ends in .csv, not {table}"),
+        (table and table.exists() and not how.overwrite, f"{table} exists already; pass --overwrite to replace it"),
+    )
+    refuse_other_file(how.out)
+    words = [*([picture_name(*places.values())] if len(places) == 1 else []), "against", slug(names[1])]
+    file = free_file(how.out, Path(words[0]), words[1:], overwrite=how.overwrite)
+    refuse_input(file, [*map(Path, places), *source.files()])
+    check_folder(file.parent)
+    models = [load(each) for each in both]
+    options = {name: value for name, value in how.of_maps().items() if name not in ("layer", "draft")}
+    options |= {"target_layer": how.layer, "target": target[0] if target else None, "names": names}
+    with stages() as progress:
+        options["progress"] = functools.partial(progress, "comparing")
+        found = camkit.compare_models(models[0], models[1], list(places), **options)
+    if not TALK.quiet:
+        emit(printable(f"{names[0][-28:]:<28}  {names[1][-28:]}"))
+        for row in found.rows[:20]:
+            said = [f"{row[of + 'answer']:<24.24}{share(row[of + 'probability']):>4}" for of in ("", "against_")]
+            common = f"{share(row['heat_in_common']):>4} in common"
+            emit(printable("  ".join([*said, common, str(places[row["picture"]])])))
+        printer().print(printable(repr(found)), markup=False)
+    for sentence in found.unreadable.values():
+        fail(sentence)
+    say(f"wrote {found.save(file, colormap=how.colormap, alpha=how.alpha, scale=how.scale or 'each')}")
+    if table is not None:
+        say(f"wrote {found.save(table)}")
+    return InputError.exit_code if found.unreadable else 0

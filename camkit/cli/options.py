@@ -288,6 +288,7 @@ def _converted(parser: Callable[[str, str], Any], name: str, _: Any, tokens: Seq
 _IN_SHELL: dict[type, type] = {
     options.Model: _in_shell(options.Model, MODEL),
     OptionalModel: _in_shell(OptionalModel, MODEL),
+    options.Against: _in_shell(options.Against, MODEL),
     options.Explain: _in_shell(options.Explain, METHOD),
     options.Results: _in_shell(options.Results, OUTPUT),
     options.Diagnose: _in_shell(options.Diagnose, METHOD),

@@ -240,6 +240,23 @@ class Model(_Table):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Against(_Table):
+    """The second of two models that are compared; in the shell alone."""
+
+    against: Annotated[
+        str | None,
+        Option(
+            "Compare the model with this one, as --model takes it. Options hold for both, except --weights.",
+            "NAME",
+        ),
+    ] = None
+    against_weights: Annotated[
+        str | None,
+        Option("The weights of the second model; without --against, of the same network as --model.", "FILE"),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Explain(_Table):
     """How pictures are explained and drawn.
 
