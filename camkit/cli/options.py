@@ -115,7 +115,8 @@ class TargetOptions:
         threshold: Explain all boxes of a detector whose score is above this, from 0 to 1; the default for detectors
             loaded by name, with 0.5.
         box: Explain the detector's box with this number; numbers start at 0.
-        box_at: Explain the detector's box around this point x,y, in pixels of the picture.
+        box_at: Explain the detector's box around this point x,y, in pixels of the picture, of the --target if there is
+            one. If no box there is above the --threshold, explain the best candidate, and say what keeps it below.
         near: Explain the box that overlaps most with left,top,right,bottom, in pixels of the model's input.
         region: Explain the mean of a map of numbers, such as depth, in left,top,right,bottom, in pixels of the picture;
             --direction down explains what lowers it.
@@ -159,12 +160,14 @@ class TargetOptions:
         kinds = [f"--{name.replace('_', '-')}" for name in _ALONE if getattr(self, name) is not None]
         if self.region is not None and self.direction is not None:
             kinds.remove("--direction")
+        if self.box_at is not None and self.threshold is not None:
+            kinds.remove("--threshold")
         # Options that refine one --target
         refinements = [
             f"--{name}" for name in ("versus", "mask", "everywhere") if getattr(self, name) not in (None, False)
         ]
         directed = ["--direction"] * (self.direction is not None)
-        of_class = ["--target"] * bool(names and kinds != directed)
+        of_class = ["--target"] * bool(names and kinds not in (directed, ["--box-at"]))
         has_box = names or {"--box", "--box-at", "--near"} & set(kinds)
         refuse(
             *(
@@ -191,6 +194,13 @@ class TargetOptions:
             raise InputError(f"--{option} takes {form}, not {text!r}")
         return found
 
+    def _candidates(self) -> list[Target]:
+        """Return a target for the box of each class, or of any, around the point."""
+        point = self._numbers("box_at", "x,y")
+        above = 0.5 if self.threshold is None else self.threshold
+        make = functools.partial(camkit.targets.box_at, *point, threshold=above, part=self.part)
+        return [make(label=label) for label in self.target or [None]]
+
     def _direction_target(self) -> Target:
         """Return a target for one number of the output, by default the first."""
         first, *others = self.target or ["0"]
@@ -208,16 +218,16 @@ class TargetOptions:
         return camkit.targets.segment(name, mask, everywhere=self.everywhere) if segments else name
 
 
-_ALONE: dict[str, Callable[[TargetOptions], TargetLike | list[TopTarget]]] = {
+_ALONE: dict[str, Callable[[TargetOptions], TargetLike | list[TopTarget] | list[Target]]] = {
     "top_k": lambda options: camkit.targets.top(options.top_k or 0),
     "above": lambda options: camkit.targets.above(options.above or 0),
     "region": lambda options: camkit.targets.region(
         *options._numbers("region"), sign="-" if options.direction == "down" else "+"
     ),
     "direction": TargetOptions._direction_target,
+    "box_at": TargetOptions._candidates,
     "threshold": lambda options: camkit.targets.boxes(options.threshold or 0),
     "box": lambda options: camkit.targets.box(options.box, part=options.part),
-    "box_at": lambda options: camkit.targets.box_at(*options._numbers("box_at", "x,y"), part=options.part),
     "point": lambda options: camkit.targets.mask_at(*options._numbers("point", "x,y")),
     "box_prompt": lambda options: camkit.targets.mask_in(*options._numbers("box_prompt")),
     "near": lambda options: camkit.targets.box(near=options._numbers("near"), part=options.part),

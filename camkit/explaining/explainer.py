@@ -88,6 +88,7 @@ from camkit.models import (
     read_labels,
     usual_batch_size,
 )
+from camkit.models.boxes import detecting
 from camkit.models.loaded import Loadable, LoadedModel, as_labels
 from camkit.models.modules import Adapted, adapted, explained_failures
 from camkit.options import ExplainerOptions, Fusion, Model, Options, Targets
@@ -175,10 +176,12 @@ def _loaded(
 ) -> LoadedModel:
     """Return the model of a call as its options say; ``kept`` has the last ones that were loaded by name."""
     device, preprocess, labels = options.get("device"), options.get("preprocess"), options.get("labels")
-    section = Model() if settings is None else settings.model
+    section, boxes = Model() if settings is None else settings.model, options.get("boxes")
     if model is None and settings is not None:
         model = section.name
     if isinstance(model, str):
+        if boxes is not None:
+            section = replace(section if section.describes(model) else Model(), boxes=boxes)
         where = str(device) if settings is not None else str(pick_device(device))
         key = (model, repr(section), where, *map(changed_at, (model, section.weights, section.labels)))
         named = kept.get(key) or as_model(configured_model(model, section, device=device))
@@ -192,6 +195,8 @@ def _loaded(
     else:
         loaded = as_model(model, preprocess=preprocess, labels=labels, device=device)
     module = adapted(loaded.module, options.get("inputs"), options.get("picture"), options.get("output"))
+    if boxes is not None and not loaded.detects:
+        module = detecting(module, boxes, loaded.labels)
     return replace(loaded, module=module, activation=options.get("activation") or loaded.activation)
 
 
@@ -429,6 +434,7 @@ class Explainer:
             explanation says what the score is without the picture (``Explanation.without_picture``).
         picture: the name of the model's argument for the picture; None passes the picture as the first argument.
         output: which of several outputs holds the scores: its key, its attribute, or its index, from 0.
+        boxes: the kind of detector whose raw outputs the model returns, as for ``camkit.load_model``.
         activation: what turns the scores into probabilities, as for ``camkit.load_model``.
 
     Raises:

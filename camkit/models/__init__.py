@@ -15,6 +15,7 @@ from torch import nn
 
 from camkit.errors import InputError, ModelError, advice, did_you_mean
 from camkit.models import from_torchvision
+from camkit.models.boxes import detecting
 from camkit.models.from_file import KINDS, as_module
 from camkit.models.from_ultralytics import holds_ultralytics
 from camkit.models.loaded import ONLY_PICTURES, Labels, Loadable, LoadedModel, Request, as_labels, is_file, read_labels
@@ -31,6 +32,7 @@ from camkit.models.modules import (
     usual_batch_size,
 )
 from camkit.models.scene_net import DEMO_MODELS
+from camkit.options import Boxes
 from camkit.types import Activation, Preprocess
 
 __all__ = [
@@ -103,6 +105,7 @@ def load_model(
     labels: Labels | None = None,
     text: str | Sequence[str] | None = None,
     output: str | int | None = None,
+    boxes: Boxes | None = None,
     activation: Activation | None = None,
     trainable: bool = False,
     trust_remote_code: bool = False,
@@ -123,6 +126,8 @@ def load_model(
         labels: replace the names of the classes.
         text: the classes of a CLIP-like model, one text per class.
         output: which of several outputs holds the scores: its key, its attribute, or its index, from 0.
+        boxes: for a detector that returns raw outputs, such as an ONNX file: "nanodet", "yolo" (v5 and later) or
+            "yolox", which says how they are read, and how a file's pictures are prepared.
         activation: what turns the scores into probabilities: "softmax", "sigmoid" for classes that do not exclude each
             other, or "none". None takes what the model's configuration says, else softmax, or sigmoid for one score.
         trainable: keep ``requires_grad`` as the model sets it. By default it is switched off, as explaining needs none.
@@ -132,7 +137,7 @@ def load_model(
     Raises:
         ModelError: the model or the device does not exist, the weights cannot be loaded or do not fit, the model comes
             with code, or an optional package is missing.
-        InputError: size, mean, std, labels or activation are invalid.
+        InputError: size, mean, std, labels, boxes or activation are invalid.
 
     Examples:
         >>> import camkit
@@ -152,16 +157,20 @@ def load_model(
         (text,) if isinstance(text, str) else tuple(text or ()),
         trust_remote_code,
         names,
+        boxes,
     )
     with torch.inference_mode(mode=False):
         loaded = _load(request)
         module = adapted(unwrapped(loaded.module), output=output)
+        module = module if boxes is None else detecting(module, boxes, names or loaded.labels)
         refuse_lazy(module)
         module = module.eval().to(pick_device(device))
         module = module if trainable else module.requires_grad_(requires_grad=False)
     named = loaded.weights if weights is None else str(weights)  # a factory may say which weights it loaded
     activation = activation or loaded.activation
-    return replace(loaded, module=module, labels=names or loaded.labels, weights=named, activation=activation)
+    detects = loaded.detects or boxes is not None
+    labels = names or loaded.labels
+    return replace(loaded, module=module, labels=labels, weights=named, activation=activation, detects=detects)
 
 
 def _each(values: float | Sequence[float]) -> tuple[float, ...]:

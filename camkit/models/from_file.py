@@ -24,8 +24,10 @@ import torch
 from torch import nn
 
 from camkit.errors import InputError, ModelError, advice, as_error, brief
+from camkit.models.boxes import preparing
 from camkit.models.loaded import LoadedModel, Request, are_shares, as_labels, is_file
 from camkit.models.modules import FileBox, dtype_of
+from camkit.types import Preprocess
 
 KINDS = {
     ".pt2": "from_file",
@@ -197,7 +199,11 @@ def described(
     is_coloured = shape[1] in (None, COLOURS)
     if not is_coloured:
         request.refuse("size, mean and std", f"takes {shape[1]} channels, and not pictures in colour")
-    preprocess = request.prepared(**known) if is_coloured else None
+    size = request.size or known.get("size")
+    if request.boxes is not None and size is not None:
+        preprocess: Preprocess | None = preparing(request.boxes, **{**request.changes, "size": size})
+    else:
+        preprocess = request.prepared(**known) if is_coloured else None
     with Path(request.name).open("rb") as stream:
         checksum = hashlib.file_digest(stream, "sha256")
     for data in beside:

@@ -19,12 +19,14 @@ from camkit.targets.scores import (
     ScoreReading,
     Scores,
     Target,
+    check_index,
     class_of,
     depth_of,
     describe,
     detections_of,
     direction_of,
     label_of,
+    number_from_0,
     points,
     scores_in,
     takes_prompts,
@@ -194,21 +196,89 @@ class BoxTarget(Target):
 
 @dataclass(frozen=True)
 class BoxAtTarget(OnPicture):
-    """The box with the highest score of those that contain a point.
+    """The box with the highest score of those that contain a point; below the threshold, the best candidate there.
+
+    Candidates are all boxes that the detector weighs, also those that it suppresses, if it returns them.
 
     Attributes:
         part: what is explained of the box; None for the score of its class.
+        label: a class; only its boxes are meant. None for boxes of all classes.
+        threshold: the score above which a box is found.
+        names: the labels of the classes; filled in when the target is bound to a model.
     """
 
     part: Part | None = None
+    label: int | str | None = None
+    threshold: float = 0.5
+    names: tuple[str, ...] | None = field(default=None, compare=False, repr=False)
+
+    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> BoxAtTarget:  # noqa: ARG002
+        """Return the target with the label looked up."""
+        return replace(self, label=None if self.label is None else class_of(self.label, labels), names=labels)
 
     def __call__(self, output: Any, batch: int) -> Scores:
-        """Return the score of the box for each image."""
-        images, around = boxes_in(output, batch), []
-        for detections, ((x, y),) in zip(images, self.on_input or (self.points,) * batch, strict=True):
-            left, top, right, bottom = detections["boxes"].detach().unbind(1)
-            around.append((left <= x) & (x < right) & (top <= y) & (y < bottom))
-        return ranked_box(images, eligible=around, what=f"around the point {self.words}", part=self.part)
+        """Return the score of the box for each image, and what keeps a candidate from being found."""
+        images, around, missed = boxes_in(output, batch), [], []
+        what = f"around the point {self.words}"
+        if self.label is not None:
+            what = f"of class {self._name(int(self.label))!r} {what}"
+        if not all("all_boxes" in found for found in images):
+            what += "; it may hide boxes of low scores, in torchvision's below score_thresh, which you can set to 0"
+        for place, ((x, y),) in enumerate(self.on_input or (self.points,) * batch):
+            found, held_back = images[place], None
+            here = self._around(found, x, y)
+            if not bool((found["scores"][here] > self.threshold).any()):
+                candidates = found if self.part is not None else self._candidates(found)
+                here = self._around(candidates, x, y)
+                if bool(here.any()):
+                    best = int(candidates["scores"].where(here, -1).argmax())
+                    held_back = self._held_back(candidates, best, found)
+                images[place] = candidates
+            around.append(here)
+            missed.append(held_back)
+        scores = ranked_box(images, eligible=around, what=what, part=self.part)
+        return replace(scores, missed=tuple(missed))
+
+    def _name(self, label: int) -> str:
+        return label_of(label, self.names) or f"class {label}"
+
+    def _around(self, found: Detections, x: float, y: float) -> Bool[Tensor, " k"]:
+        left, top, right, bottom = found["boxes"].detach().unbind(1)
+        around = (left <= x) & (x < right) & (top <= y) & (y < bottom)
+        return around if self.label is None else around & found["labels"].eq(int(self.label))
+
+    def _candidates(self, found: Detections) -> Detections:
+        """Return all boxes that a detector weighs, each for its best class or for the one that is meant."""
+        if "all_boxes" not in found:
+            return found
+        scores = found["all_scores"]
+        labels = scores.argmax(1)
+        if self.label is not None:
+            check_index(int(self.label), scores.shape[1])
+            labels = torch.full_like(labels, int(self.label))
+        chosen = {name: found[f"all_{name}"].gather(1, labels[:, None])[:, 0] for name in ("scores", "logits")}
+        return {**chosen, "boxes": found["all_boxes"], "labels": labels}
+
+    def _held_back(self, candidates: Detections, number: int, found: Detections) -> str:
+        """Say what keeps a candidate from being found: its score, another class, the objectness, or another box."""
+        score, label = float(candidates["scores"][number]), int(candidates["labels"][number])
+        name, is_low = self._name(label), score <= self.threshold
+        said = f"not found: {name} scores {score:.2f} here, {'not ' * is_low}above the threshold of {self.threshold:g}"
+        if "all_scores" not in found or candidates is found:
+            return said
+        rivals = found["all_scores"][number]
+        winner = int(rivals.argmax())
+        if winner != label:
+            return f"{said}; {self._name(winner)} wins with {float(rivals[winner]):.2f}"
+        if not is_low:
+            overlaps = _overlaps(found, candidates["boxes"][number].tolist()) * found["labels"].eq(label)
+            other = int(overlaps.argmax())
+            by = f"the {name} box with {float(found['scores'][other]):.2f}"
+            return f"{said}, but {by} suppresses it, since they overlap by {float(overlaps[other]):.0%}"
+        if "all_objectness" in found and score / float(found["all_objectness"][number]) > self.threshold:
+            share = float(found["all_objectness"][number])
+            return f"{said}: the class alone has {score / share:.2f}, and the objectness {share:.2f}"
+        return said
 
 
 @dataclass(frozen=True)
@@ -230,8 +300,10 @@ class SameBoxTarget(Target):
         """Return the match for each image; 0 if no box overlaps."""
         values: list[Tensor] = []
         for detections in boxes_in(output, batch):
+            if "all_boxes" in detections and self.label is not None:  # a candidate need not be among the boxes
+                detections = {"boxes": detections["all_boxes"], "scores": detections["all_scores"][:, self.label]}
             alike = detections["scores"].float() * _overlaps(detections, self.corners)
-            if self.label is not None:
+            if self.label is not None and "labels" in detections:
                 alike = alike * detections["labels"].eq(self.label)
             values.append(torch.cat([alike, alike.new_zeros(1)]).amax())
         return Scores(torch.stack(values), quantity="score of the best matching box, times its overlap")
@@ -293,21 +365,34 @@ def best_box(label: int | str, *, part: Part | None = None) -> BoxTarget:
     return box(label=label, part=part)
 
 
-def box_at(x: float | int, y: float | int, *, part: Part | None = None) -> BoxAtTarget:
+def box_at(
+    x: float | int,
+    y: float | int,
+    *,
+    label: int | str | None = None,
+    threshold: float = 0.5,
+    part: Part | None = None,
+) -> BoxAtTarget:
     """Return a target for the box around a point; of several boxes, that with the highest score.
+
+    If no box there is above the threshold, it is the best candidate, and ``Explanation.missed`` says what keeps it from
+    being found.
 
     Args:
         x, y: the point, in pixels of the picture.
+        label: the index or the label of a class, to explain only its boxes.
+        threshold: the score above which a box is found.
         part: as for ``box``.
 
     Raises:
-        TargetError: the part is unknown, or x or y is not a finite number.
+        TargetError: the part is unknown, x or y is not a finite number, or the threshold is not from 0 to 1.
 
     Examples:
         >>> box_at(120, 80).points
         ((120.0, 80.0),)
     """
-    return BoxAtTarget(points("box_at", (x, y)), part=_checked(part))
+    threshold = number_from_0(threshold, "the threshold is a number from 0 to 1", 1)
+    return BoxAtTarget(points("box_at", (x, y)), part=_checked(part), label=label, threshold=threshold)
 
 
 def _checked(part: Part | None) -> Part | None:
