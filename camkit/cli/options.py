@@ -22,7 +22,7 @@ from camkit.errors import InputError, as_error, refuse
 if TYPE_CHECKING:
     import numpy as np
 
-    from camkit.targets import Target, TargetLike, TopTarget
+    from camkit.targets import BoxAtTarget, Target, TargetLike, TopTarget
 
 
 MODEL = Group.create_ordered("Model")
@@ -158,10 +158,8 @@ class TargetOptions:
         """
         names = self.target or []
         kinds = [f"--{name.replace('_', '-')}" for name in _ALONE if getattr(self, name) is not None]
-        if self.region is not None and self.direction is not None:
-            kinds.remove("--direction")
-        if self.box_at is not None and self.threshold is not None:
-            kinds.remove("--threshold")
+        refined = {"--direction": self.region, "--threshold": self.box_at}
+        kinds = [kind for kind in kinds if refined.get(kind) is None]
         # Options that refine one --target
         refinements = [
             f"--{name}" for name in ("versus", "mask", "everywhere") if getattr(self, name) not in (None, False)
@@ -194,13 +192,6 @@ class TargetOptions:
             raise InputError(f"--{option} takes {form}, not {text!r}")
         return found
 
-    def _candidates(self) -> list[Target]:
-        """Return a target for the box of each class, or of any, around the point."""
-        point = self._numbers("box_at", "x,y")
-        above = 0.5 if self.threshold is None else self.threshold
-        make = functools.partial(camkit.targets.box_at, *point, threshold=above, part=self.part)
-        return [make(label=label) for label in self.target or [None]]
-
     def _direction_target(self) -> Target:
         """Return a target for one number of the output, by default the first."""
         first, *others = self.target or ["0"]
@@ -218,14 +209,22 @@ class TargetOptions:
         return camkit.targets.segment(name, mask, everywhere=self.everywhere) if segments else name
 
 
-_ALONE: dict[str, Callable[[TargetOptions], TargetLike | list[TopTarget] | list[Target]]] = {
+_ALONE: dict[str, Callable[[TargetOptions], TargetLike | list[TopTarget] | list[BoxAtTarget]]] = {
     "top_k": lambda options: camkit.targets.top(options.top_k or 0),
     "above": lambda options: camkit.targets.above(options.above or 0),
     "region": lambda options: camkit.targets.region(
         *options._numbers("region"), sign="-" if options.direction == "down" else "+"
     ),
     "direction": TargetOptions._direction_target,
-    "box_at": TargetOptions._candidates,
+    "box_at": lambda options: [
+        camkit.targets.box_at(
+            *options._numbers("box_at", "x,y"),
+            label=label,
+            threshold=0.5 if options.threshold is None else options.threshold,
+            part=options.part,
+        )
+        for label in options.target or (None,)
+    ],
     "threshold": lambda options: camkit.targets.boxes(options.threshold or 0),
     "box": lambda options: camkit.targets.box(options.box, part=options.part),
     "point": lambda options: camkit.targets.mask_at(*options._numbers("point", "x,y")),

@@ -81,6 +81,7 @@ from camkit.models import (
     black_box_in,
     changed_at,
     check_preprocess,
+    detecting,
     device_of,
     dtype_of,
     load_model,
@@ -88,7 +89,6 @@ from camkit.models import (
     read_labels,
     usual_batch_size,
 )
-from camkit.models.boxes import detecting
 from camkit.models.loaded import Loadable, LoadedModel, as_labels
 from camkit.models.modules import Adapted, adapted, explained_failures
 from camkit.options import ExplainerOptions, Fusion, Model, Options, Targets
@@ -180,8 +180,7 @@ def _loaded(
     if model is None and settings is not None:
         model = section.name
     if isinstance(model, str):
-        if boxes is not None:
-            section = replace(section if section.describes(model) else Model(), boxes=boxes)
+        section = section if boxes is None else replace(section, boxes=boxes)
         where = str(device) if settings is not None else str(pick_device(device))
         key = (model, repr(section), where, *map(changed_at, (model, section.weights, section.labels)))
         named = kept.get(key) or as_model(configured_model(model, section, device=device))
@@ -195,8 +194,7 @@ def _loaded(
     else:
         loaded = as_model(model, preprocess=preprocess, labels=labels, device=device)
     module = adapted(loaded.module, options.get("inputs"), options.get("picture"), options.get("output"))
-    if boxes is not None and not loaded.detects:
-        module = detecting(module, boxes, loaded.labels)
+    module = module if boxes is None or loaded.detects else detecting(module, boxes, loaded.labels)
     return replace(loaded, module=module, activation=options.get("activation") or loaded.activation)
 
 

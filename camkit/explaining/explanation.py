@@ -572,8 +572,7 @@ class Explanation:
             yield f"Without the picture, the other inputs give {figure.number(self.without_picture)}{share}."
         if self.detection is not None:
             corners = ", ".join(f"{side:.0f}" for side in self.detection)
-            kind = "detected box" if self.missed is None else "best candidate"
-            yield f"Outlined: the {kind} (left, top, right, bottom: {corners})."
+            yield f"Outlined: the box (left, top, right, bottom: {corners})."
         size = None if isinstance(self.shown, Tensor) else self.picture_size
         if self.box is not None and size is not None and overlay.hides(self.box, size):
             yield "Dark edge: cut off, so the model did not see it."

@@ -15,11 +15,12 @@ from torch import nn
 
 from camkit.errors import InputError, ModelError, advice, did_you_mean
 from camkit.models import from_torchvision
-from camkit.models.boxes import detecting
+from camkit.models.boxes import DETECTORS, read
 from camkit.models.from_file import KINDS, as_module
 from camkit.models.from_ultralytics import holds_ultralytics
 from camkit.models.loaded import ONLY_PICTURES, Labels, Loadable, LoadedModel, Request, as_labels, is_file, read_labels
 from camkit.models.modules import (
+    Adapter,
     adapted,
     black_box,
     black_box_in,
@@ -32,7 +33,6 @@ from camkit.models.modules import (
     usual_batch_size,
 )
 from camkit.models.scene_net import DEMO_MODELS
-from camkit.options import Boxes
 from camkit.types import Activation, Preprocess
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "black_box_in",
     "changed_at",
     "check_preprocess",
+    "detecting",
     "device_of",
     "dtype_of",
     "load_model",
@@ -105,7 +106,7 @@ def load_model(
     labels: Labels | None = None,
     text: str | Sequence[str] | None = None,
     output: str | int | None = None,
-    boxes: Boxes | None = None,
+    boxes: str | None = None,
     activation: Activation | None = None,
     trainable: bool = False,
     trust_remote_code: bool = False,
@@ -168,9 +169,25 @@ def load_model(
         module = module if trainable else module.requires_grad_(requires_grad=False)
     named = loaded.weights if weights is None else str(weights)  # a factory may say which weights it loaded
     activation = activation or loaded.activation
-    detects = loaded.detects or boxes is not None
-    labels = names or loaded.labels
-    return replace(loaded, module=module, labels=labels, weights=named, activation=activation, detects=detects)
+    return replace(
+        loaded,
+        module=module,
+        labels=names or loaded.labels,
+        weights=named,
+        activation=activation,
+        detects=loaded.detects or boxes is not None,
+    )
+
+
+def detecting(model: nn.Module, kind: str, labels: Sequence[str] | None) -> Adapter:
+    """Return a model with raw outputs of a kind as one that returns the boxes of each picture.
+
+    Raises:
+        InputError: the kind is unknown.
+    """
+    if kind not in DETECTORS:
+        raise InputError(f"boxes must be one of {', '.join(DETECTORS)}, not {kind!r}")
+    return Adapter(model, functools.partial(read, kind=kind, classes=None if labels is None else len(labels)))
 
 
 def _each(values: float | Sequence[float]) -> tuple[float, ...]:

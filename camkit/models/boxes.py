@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import cv2
 import numpy as np
@@ -16,137 +14,110 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torchvision.ops import batched_nms, box_convert
 
-from camkit.errors import InputError, ModelError, as_error, brief
-from camkit.models.modules import Adapter
-from camkit.options import Boxes
-from camkit.types import Preprocess
-
-MOST_BOXES = 300
-"""The most boxes of a picture, as in ultralytics."""
-
-Decoded: TypeAlias = tuple[Float[Tensor, "n a 4"], Float[Tensor, "n a k"], Float[Tensor, "n a 1"] | None]
-"""The corners of all boxes in pixels of the input, the probabilities of their classes, and that of any object."""
+from camkit.errors import ModelError, as_error, brief
 
 
-def yolo(outputs: Sequence[Tensor], _: Sequence[int], classes: int | None) -> Decoded:
+def yolo(outputs: Sequence[Tensor], _: Sequence[int], classes: int | None) -> dict[str, Tensor]:
     """Decode ultralytics' ``output0``: (N, 4 + classes + more, A), or (N, A, 5 + classes) of YOLOv5 to v7.
 
-    The rows are the middles, sides and probabilities. Networks without suppression (YOLOv10, YOLO26) return (N, A, 6):
-    corners, the score and the number of the best class.
-    """
-    found = outputs[0]
-    if found.shape[2] == 6 and not bool((found[..., 5] % 1).any()):
-        labels = found[..., 5].long()
-        known = nn.functional.one_hot(labels, classes or int(labels.amax()) + 1)
-        return found[..., :4], known * found[..., 4:5], None
-    is_across = found.shape[1] < found.shape[2]
-    rows, first = (found.mT, 4) if is_across else (found, 5)
-    last = None if classes is None else first + classes
-    return box_convert(rows[..., :4], "cxcywh", "xyxy"), rows[..., first:last], None if is_across else rows[..., 4:5]
-
-
-def yolox(outputs: Sequence[Tensor], size: Sequence[int], _: int | None) -> Decoded:
-    """Decode YOLOX (``yolox/models/yolo_head.py``): (N, A, 5 + classes), with or without ``--decode_in_inference``.
-
-    Without it, middles are counted in strides from their cell, and sides are logarithms of strides.
+    The rows are the middles, sides and probabilities, in YOLOv5 to v7 first that of any object. Networks without
+    suppression (YOLOv10, YOLO26) return (N, A, 6): corners, the score and the number of the best class.
     """
     rows = outputs[0]
-    cells, strides = _cells(size, rows.shape[1])
+    if rows.shape[2] == 6 and not bool((rows[..., 5] % 1).any()):
+        best = nn.functional.one_hot(rows[..., 5].long(), classes or -1)
+        return {"all_boxes": rows[..., :4], "all_scores": best * rows[..., 4:5]}
+    has_objectness = rows.shape[1] > rows.shape[2]
+    rows = rows if has_objectness else rows.mT
+    found = {"all_boxes": box_convert(rows[..., :4], "cxcywh", "xyxy"), "all_scores": rows[..., 4:][..., :classes]}
+    if has_objectness:
+        found |= {"all_scores": rows[..., 4:5] * rows[..., 5:][..., :classes], "all_objectness": rows[..., 4]}
+    return found
+
+
+def yolox(outputs: Sequence[Tensor], size: Sequence[int], classes: int | None) -> dict[str, Tensor]:
+    """Decode YOLOX (``yolox/models/yolo_head.py``): (N, A, 5 + classes), as YOLOv5's if it was exported decoded.
+
+    Without ``--decode_in_inference``, middles are counted in strides from their cell, and sides are logarithms of
+    strides.
+    """
+    rows = outputs[0]
+    cells, strides = _cells(rows, size)
     middles, sides = rows[..., :2], rows[..., 2:4]
-    moved = (cells + middles) * strides
-    if (moved - cells * strides).abs().mean() < (middles - cells * strides).abs().mean():
-        middles, sides = moved, sides.exp() * strides
-    return box_convert(torch.cat([middles, sides], -1), "cxcywh", "xyxy"), rows[..., 5:], rows[..., 4:5]
+    if (middles * strides).abs().mean() < (middles - cells * strides).abs().mean():
+        middles, sides = (cells + middles) * strides, sides.exp() * strides
+    return yolo([torch.cat([middles, sides, rows[..., 4:]], -1)], size, classes)
 
 
-def nanodet(outputs: Sequence[Tensor], size: Sequence[int], classes: int | None) -> Decoded:
+def nanodet(outputs: Sequence[Tensor], size: Sequence[int], classes: int | None) -> dict[str, Tensor]:
     """Decode NanoDet (``nanodet/model/head/gfl_head.py``, and ``nanodet_plus_head.py`` with its fourth stride, 64).
 
     (N, A, classes + 4 bins), or for each stride (N, a, classes) and (N, a, 4 bins): how far each side is from the
     middle of the cell, in NanoDet-Plus from its corner, as a distribution over 0, 1, 2, ... strides.
     """
-    rows, known = outputs[0], classes or outputs[0].shape[2] - 4 * 8  # the usual number of bins
-    if len(outputs) > 1:
-        known = rows.shape[2]
-        levels = {len(part[0]): [other for other in outputs if len(other[0]) == len(part[0])] for part in outputs}
-        rows = torch.cat([torch.cat(levels[count], 2) for count in sorted(levels, reverse=True)], 1)
-    cells, strides = _cells(size, rows.shape[1])
+    levels = sorted(outputs, key=lambda output: -output.shape[1])
+    rows = torch.cat([torch.cat(levels[place : place + 2], 2) for place in range(0, len(levels), 2)], 1)
+    known = outputs[0].shape[2] if len(outputs) > 1 else classes or rows.shape[2] - 4 * 8  # the usual number of bins
+    cells, strides = _cells(rows, size)
     bins = rows[..., known:].unflatten(2, (4, -1)).softmax(-1)
-    reach = (bins * torch.arange(bins.shape[3], device=rows.device)).sum(-1) * strides
-    centres = (cells + (0 if strides.amax() == 64 else 0.5)) * strides
-    return torch.cat([centres - reach[..., :2], centres + reach[..., 2:]], -1), rows[..., :known], None
+    reach = (bins * torch.arange(bins.shape[3]).to(bins)).sum(-1) * strides
+    middles = (cells + 0.5 * bool(strides.amax() < 64)) * strides
+    return {
+        "all_boxes": torch.cat([middles - reach[..., :2], middles + reach[..., 2:]], -1),
+        "all_scores": rows[..., :known],
+    }
 
 
-def _cells(size: Sequence[int], count: int) -> tuple[Float[Tensor, "a 2"], Float[Tensor, "a 1"]]:
-    """Return the column and row, and the stride, of each cell of the grids that have this many cells together."""
+def _cells(rows: Float[Tensor, "n a k"], size: Sequence[int]) -> tuple[Float[Tensor, "a 2"], Float[Tensor, "a 1"]]:
+    """Return the column and row, and the stride, of the cell of each row."""
     for strides in ((8, 16, 32), (8, 16, 32, 64)):
-        grids = [(stride, *(math.ceil(side / stride) for side in size)) for stride in strides]
-        if sum(rows * columns for _, rows, columns in grids) == count:
-            places = [torch.cartesian_prod(torch.arange(rows), torch.arange(columns)) for _, rows, columns in grids]
-            steps = [torch.full((len(place), 1), stride) for place, (stride, *_) in zip(places, grids, strict=True)]
-            return torch.cat(places).flip(1).float(), torch.cat(steps).float()
-    raise ModelError(f"{count} boxes are not one for each cell of the strides 8, 16, 32 and perhaps 64")
+        axes = ([*(torch.arange(-(-side // step)) for side in size), torch.tensor([step])] for step in strides)
+        cells = torch.cat([torch.cartesian_prod(*each) for each in axes]).to(rows)
+        if len(cells) == rows.shape[1]:
+            return cells[:, :2].flip(1), cells[:, 2:]
+    raise ModelError(f"{rows.shape[1]} boxes are not one for each cell of the strides 8, 16, 32 and perhaps 64")
 
 
-DECODERS: dict[Boxes, tuple[Callable[[Sequence[Tensor], Sequence[int], int | None], Decoded], float]] = {
-    "nanodet": (nanodet, 0.6),
-    "yolo": (yolo, 0.7),
-    "yolox": (yolox, 0.45),
+DETECTORS: dict[str, tuple[Callable[..., dict[str, Tensor]], float, dict[str, Any]]] = {
+    "nanodet": (
+        nanodet,
+        0.6,
+        {"size": (416, 416), "grey": 0, "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)},
+    ),
+    "yolo": (yolo, 0.7, {"size": (640, 640), "mean": (0,), "std": (1,), "blue_first": False}),
+    "yolox": (yolox, 0.45, {"size": (640, 640), "mean": (0,), "std": (1 / 255,), "centred": False}),
 }
-"""How each kind is decoded, and how much boxes of one class may overlap, as its own code has it."""
+"""What decodes each kind's outputs, how much boxes of a class may overlap, and how its own code prepares pictures.
 
-
-def detecting(model: nn.Module, kind: Boxes, labels: Sequence[str] | None) -> Adapter:
-    """Return a model with raw outputs of a kind as one that returns the boxes of each picture.
-
-    Raises:
-        InputError: the kind is unknown.
-    """
-    if kind not in DECODERS:
-        raise InputError(f"boxes must be one of {', '.join(DECODERS)}, not {kind!r}")
-    return Adapter(model, functools.partial(read, kind=kind, classes=None if labels is None else len(labels)))
+A decoder takes the outputs, the height and width of the input, and the number of classes. It returns for each picture
+``all_boxes`` (N, A, 4), the corners in pixels, ``all_scores`` (N, A, classes), and perhaps ``all_objectness`` (N, A).
+Mean and standard deviation are of values from 0 to 1.
+"""
 
 
 def read(
-    model: nn.Module, images: Float[Tensor, "n c h w"], *, kind: Boxes, classes: int | None
+    model: nn.Module, images: Float[Tensor, "n c h w"], *, kind: str, classes: int | None
 ) -> list[dict[str, Tensor]]:
     """Return for each picture its ``boxes`` (K, 4) in pixels, their ``labels``, ``scores`` and ``logits`` (K,).
 
-    ``all_boxes`` (A, 4), ``all_scores`` and ``all_logits`` (A, classes) are those before suppression.
+    Beside them are those before suppression: ``all_boxes`` (A, 4), ``all_scores`` and ``all_logits`` (A, classes).
 
     Raises:
-        ModelError: (when it is called) the outputs are not of this kind.
+        ModelError: the outputs are not of this kind.
     """
     outputs = [leaf for leaf in tree_leaves(model(images)) if isinstance(leaf, Tensor)]
-    shapes = " and ".join(str(tuple(output.shape)) for output in outputs)
-    decode, overlap = DECODERS[kind]
+    (decode, overlap, _), shapes = DETECTORS[kind], [tuple(output.shape) for output in outputs]
     with as_error(ModelError, lambda error: f"boxes={kind!r} cannot read outputs of shapes {shapes} ({brief(error)})"):
-        corners, by_class, objectness = decode(outputs, images.shape[2:], classes)
-    scores = by_class if objectness is None else by_class * objectness
-    found = []
-    for place, (own, logits) in enumerate(zip(corners, scores.logit(torch.finfo(scores.dtype).eps), strict=True)):
-        best, labels = logits.max(1)  # each box's best class
-        kept = batched_nms(own.detach(), best.detach(), labels, overlap)[:MOST_BOXES]
-        chosen = {"boxes": own[kept], "scores": best[kept].sigmoid(), "labels": labels[kept], "logits": best[kept]}
-        everything = {"all_boxes": own, "all_scores": scores[place], "all_logits": logits}
-        if objectness is not None:
-            everything["all_objectness"] = objectness[place, :, 0]
-            chosen["objectness"] = everything["all_objectness"][kept]
-        found.append(chosen | everything)
-    return found
-
-
-_PREPARED: dict[Boxes, dict[str, Any]] = {
-    "nanodet": {"grey": 0, "blue_first": True, "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)},
-    "yolo": {"mean": (0,), "std": (1,)},
-    "yolox": {"centred": False, "blue_first": True, "mean": (0,), "std": (1 / 255,)},
-}
-"""How each kind's own code prepares pictures, with mean and standard deviation of values from 0 to 1."""
-
-
-def preparing(kind: Boxes, **given: Any) -> Preprocess:
-    """Return the function that prepares pictures for a detector of a kind; ``size``, ``mean`` and ``std`` replace it."""
-    return functools.partial(prepared, **{**_PREPARED[kind], **given})
+        found = decode(outputs, images.shape[2:], classes)
+    found["all_logits"] = found["all_scores"].logit(torch.finfo(images.dtype).eps)
+    detections = []
+    for place in range(len(images)):
+        own = {name: values[place] for name, values in found.items()}
+        best, labels = own["all_logits"].max(1)  # each box's best class
+        kept = batched_nms(own["all_boxes"].detach(), best.detach(), labels, overlap)[:300]  # as ultralytics does
+        own |= {name: own[f"all_{name}"][kept] for name in ("boxes", "objectness") if f"all_{name}" in own}
+        detections.append({**own, "scores": best[kept].sigmoid(), "labels": labels[kept], "logits": best[kept]})
+    return detections
 
 
 def prepared(
@@ -155,7 +126,7 @@ def prepared(
     size: tuple[int, int],
     mean: Sequence[float],
     std: Sequence[float],
-    blue_first: bool = False,
+    blue_first: bool = True,
     **margins: Any,
 ) -> Float[Tensor, "c h w"]:
     """Return a picture that fills this size with margins, normalised; ``margins`` are those of ``letterboxed``."""

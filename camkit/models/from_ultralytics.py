@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from torchvision.ops import batched_nms, box_convert
 
 from camkit.errors import ModelError, advice, as_error, brief
-from camkit.models.boxes import MOST_BOXES, letterboxed
+from camkit.models.boxes import letterboxed
 from camkit.models.from_file import file_to_read
 from camkit.models.loaded import LoadedModel, Request, preset
 from camkit.models.modules import Adapter
 
-_OVERLAP = 0.7
-"""Boxes of one class that overlap by more are one object: the package's own value."""
+_OVERLAP, _MOST_BOXES = 0.7, 300
+"""Boxes of one class that overlap by more are one object, and the most boxes of a picture: the package's own values."""
 
 _LAYERS = re.compile(
     r"(torch\.nn\.modules\.\w+|ultralytics\.nn\.(tasks|modules\.(activation|block|conv|head|transformer|utils)))"
@@ -213,12 +213,12 @@ def boxes(model: Any, images: Float[Tensor, "n c h w"], *, classes: int, task: s
         if task == "obb":
             turned = torch.cat([rows[:, :4], rows[:, -1:]], 1)
             corners = upright(turned)
-            kept = without_duplicates(turned.detach(), best.detach(), labels, _OVERLAP)[:MOST_BOXES]
+            kept = without_duplicates(turned.detach(), best.detach(), labels, _OVERLAP)[:_MOST_BOXES]
         else:
             corners = box_convert(rows[:, :4], "cxcywh", "xyxy")
-            kept = batched_nms(corners.detach(), best.detach().sigmoid(), labels, _OVERLAP)[:MOST_BOXES]
-        scored = {"scores": best[kept].sigmoid(), "labels": labels[kept], "logits": best[kept]}
-        scored |= {"all_boxes": corners, "all_scores": by_class.sigmoid(), "all_logits": by_class}
+            kept = batched_nms(corners.detach(), best.detach().sigmoid(), labels, _OVERLAP)[:_MOST_BOXES]
+        everything = {"all_boxes": corners, "all_scores": rows[:, 4 : 4 + classes], "all_logits": by_class}
+        scored = {**everything, "scores": best[kept].sigmoid(), "labels": labels[kept], "logits": best[kept]}
         if masks is not None:
             cells = corners[kept].detach() * masks.shape[2] / images.shape[3]
             scored["mask"] = mask_logits(rows[kept, 4 + classes :], masks, cells)

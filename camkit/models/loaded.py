@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torchvision.transforms._presets import ImageClassification
 
 from camkit.errors import InputError, ModelError, advice, as_error, brief, refuse_pipe
-from camkit.options import Boxes
 from camkit.types import Activation, Preprocess
 
 
@@ -135,7 +134,7 @@ class Request:
     text: tuple[str, ...] = ()
     trust_remote_code: bool = False
     labels: tuple[str, ...] | None = None
-    boxes: Boxes | None = None
+    boxes: str | None = None
 
     def __post_init__(self) -> None:
         size = self.size

@@ -218,67 +218,66 @@ class BoxAtTarget(OnPicture):
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the score of the box for each image, and what keeps a candidate from being found."""
-        images, around, missed = boxes_in(output, batch), [], []
-        what = f"around the point {self.words}"
-        if self.label is not None:
-            what = f"of class {self._name(int(self.label))!r} {what}"
-        if not all("all_boxes" in found for found in images):
-            what += "; it may hide boxes of low scores, in torchvision's below score_thresh, which you can set to 0"
-        for place, ((x, y),) in enumerate(self.on_input or (self.points,) * batch):
-            found, held_back = images[place], None
-            here = self._around(found, x, y)
-            if not bool((found["scores"][here] > self.threshold).any()):
-                candidates = found if self.part is not None else self._candidates(found)
-                here = self._around(candidates, x, y)
-                if bool(here.any()):
-                    best = int(candidates["scores"].where(here, -1).argmax())
-                    held_back = self._held_back(candidates, best, found)
-                images[place] = candidates
-            around.append(here)
-            missed.append(held_back)
-        scores = ranked_box(images, eligible=around, what=what, part=self.part)
-        return replace(scores, missed=tuple(missed))
+        rows = []
+        for found, ((x, y),) in zip(boxes_in(output, batch), self.on_input or (self.points,) * batch, strict=True):
+            chosen, here = found, self._around(found, x, y)
+            is_found = bool((found["scores"][here] > self.threshold).any())
+            if not is_found and self.part is None:
+                chosen = candidates(found, self.label)
+                here = self._around(chosen, x, y)
+            missed = None if is_found or not bool(here.any()) else self._held_back(chosen, here, found)
+            rows.append((chosen, here, missed))
+        images, around, reasons = zip(*rows, strict=True)
+        what = "" if self.label is None else f"of {self._name(self.label)!r} "
+        what += f"around the point {self.words} (torchvision's return none below their score_thresh; set it to 0)"
+        return replace(ranked_box(images, eligible=around, what=what, part=self.part), missed=reasons)
 
-    def _name(self, label: int) -> str:
-        return label_of(label, self.names) or f"class {label}"
+    def _name(self, label: int | str) -> str:
+        return label_of(int(label), self.names) or f"class {label}"
 
     def _around(self, found: Detections, x: float, y: float) -> Bool[Tensor, " k"]:
         left, top, right, bottom = found["boxes"].detach().unbind(1)
         around = (left <= x) & (x < right) & (top <= y) & (y < bottom)
-        return around if self.label is None else around & found["labels"].eq(int(self.label))
+        return around if self.label is None else around & found.get("labels", torch.tensor(-1)).eq(int(self.label))
 
-    def _candidates(self, found: Detections) -> Detections:
-        """Return all boxes that a detector weighs, each for its best class or for the one that is meant."""
-        if "all_boxes" not in found:
-            return found
-        scores = found["all_scores"]
-        labels = scores.argmax(1)
-        if self.label is not None:
-            check_index(int(self.label), scores.shape[1])
-            labels = torch.full_like(labels, int(self.label))
-        chosen = {name: found[f"all_{name}"].gather(1, labels[:, None])[:, 0] for name in ("scores", "logits")}
-        return {**chosen, "boxes": found["all_boxes"], "labels": labels}
-
-    def _held_back(self, candidates: Detections, number: int, found: Detections) -> str:
-        """Say what keeps a candidate from being found: its score, another class, the objectness, or another box."""
-        score, label = float(candidates["scores"][number]), int(candidates["labels"][number])
-        name, is_low = self._name(label), score <= self.threshold
+    def _held_back(self, chosen: Detections, here: Bool[Tensor, " k"], found: Detections) -> str:
+        """Say what keeps the best candidate from being found: another class, another box, the objectness, its score."""
+        number = int(chosen["scores"].where(here, -1).argmax())
+        score, label = float(chosen["scores"][number]), int(chosen.get("labels", -here.long())[number])
+        is_low, name = score <= self.threshold, "the best box" if label < 0 else self._name(label)
         said = f"not found: {name} scores {score:.2f} here, {'not ' * is_low}above the threshold of {self.threshold:g}"
-        if "all_scores" not in found or candidates is found:
+        if chosen is found:
             return said
-        rivals = found["all_scores"][number]
-        winner = int(rivals.argmax())
-        if winner != label:
-            return f"{said}; {self._name(winner)} wins with {float(rivals[winner]):.2f}"
-        if not is_low:
-            overlaps = _overlaps(found, candidates["boxes"][number].tolist()) * found["labels"].eq(label)
-            other = int(overlaps.argmax())
-            by = f"the {name} box with {float(found['scores'][other]):.2f}"
-            return f"{said}, but {by} suppresses it, since they overlap by {float(overlaps[other]):.0%}"
-        if "all_objectness" in found and score / float(found["all_objectness"][number]) > self.threshold:
-            share = float(found["all_objectness"][number])
-            return f"{said}: the class alone has {score / share:.2f}, and the objectness {share:.2f}"
-        return said
+        rivals, shares = found["all_scores"][number], found.get("all_objectness", torch.ones(number + 1))
+        winner, share = int(rivals.argmax()), float(shares[number])
+        overlaps = _overlaps(found, chosen["boxes"][number].tolist()) * found["labels"].eq(label)
+        other = int(overlaps.argmax())
+        by = f"a {name} box with {float(found['scores'][other]):.2f}"
+        reasons = {
+            f", but {self._name(winner)} wins with {float(rivals[winner]):.2f}": winner != label,
+            f", but {by} suppresses it (they overlap by {float(overlaps[other]):.0%})": not is_low,
+            f"; the class alone has {score / share:.2f}, but objectness {share:.2f}": score / share > self.threshold,
+        }
+        return said + next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def candidates(found: Detections, label: int | str | None) -> Detections:
+    """Return all boxes that a detector weighs, for their best class or for this one; its boxes if it hides the others.
+
+    Raises:
+        TargetError: it does not have the class.
+    """
+    if "all_boxes" not in found:
+        return found
+    scores = found["all_scores"]
+    labels = scores.argmax(1) if label is None else torch.full_like(scores[:, 0], int(label), dtype=torch.long)
+    check_index(int(labels.amax()), scores.shape[1])
+    return {
+        "boxes": found["all_boxes"],
+        "labels": labels,
+        "scores": scores.gather(1, labels[:, None])[:, 0],
+        "logits": found["all_logits"].gather(1, labels[:, None])[:, 0],
+    }
 
 
 @dataclass(frozen=True)
@@ -299,11 +298,10 @@ class SameBoxTarget(Target):
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the match for each image; 0 if no box overlaps."""
         values: list[Tensor] = []
-        for detections in boxes_in(output, batch):
-            if "all_boxes" in detections and self.label is not None:  # a candidate need not be among the boxes
-                detections = {"boxes": detections["all_boxes"], "scores": detections["all_scores"][:, self.label]}
+        for found in boxes_in(output, batch):
+            detections = candidates(found, self.label)  # the box need not be found
             alike = detections["scores"].float() * _overlaps(detections, self.corners)
-            if self.label is not None and "labels" in detections:
+            if self.label is not None:
                 alike = alike * detections["labels"].eq(self.label)
             values.append(torch.cat([alike, alike.new_zeros(1)]).amax())
         return Scores(torch.stack(values), quantity="score of the best matching box, times its overlap")
