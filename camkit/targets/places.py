@@ -243,19 +243,20 @@ class BoxAtTarget(OnPicture):
     def _held_back(self, chosen: Detections, here: Bool[Tensor, " k"], found: Detections) -> str:
         """Say what keeps the best candidate from being found: another class, another box, the objectness, its score."""
         number = int(chosen["scores"].where(here, -1).argmax())
-        score, label = float(chosen["scores"][number]), int(chosen.get("labels", -here.long())[number])
+        score, label = chosen["scores"][number].item(), int(chosen.get("labels", -here.long())[number])
         is_low, name = score <= self.threshold, "the best box" if label < 0 else self._name(label)
-        said = f"not found: {name} scores {score:.2f} here, {'not ' * is_low}above the threshold of {self.threshold:g}"
+        place = "below" if is_low else "above"
+        said = f"not found: {name} scores {score:.2f} here, {place} the threshold of {self.threshold:g}"
         if chosen is found:
             return said
         rivals, shares = found["all_scores"][number], found.get("all_objectness", torch.ones(number + 1))
-        winner, share = int(rivals.argmax()), float(shares[number])
+        winner, share = int(rivals.argmax()), shares[number].item()
         overlaps = _overlaps(found, chosen["boxes"][number].tolist()) * found["labels"].eq(label)
         other = int(overlaps.argmax())
-        by = f"a {name} box with {float(found['scores'][other]):.2f}"
         reasons = {
-            f", but {self._name(winner)} wins with {float(rivals[winner]):.2f}": winner != label,
-            f", but {by} suppresses it (they overlap by {float(overlaps[other]):.0%})": not is_low,
+            f"; {self._name(winner)} wins with {rivals[winner].item():.2f}": winner != label,
+            f"; a {name} box with {found['scores'][other].item():.2f} suppresses it, as they overlap by "
+            f"{overlaps[other].item():.0%}": not is_low,
             f"; the class alone has {score / share:.2f}, but objectness {share:.2f}": score / share > self.threshold,
         }
         return said + next((reason for reason, holds in reasons.items() if holds), "")
