@@ -113,10 +113,12 @@ def read(
     detections = []
     for place in range(len(images)):
         own = {name: values[place] for name, values in found.items()}
-        best, labels = own["all_logits"].max(1)  # each box's best class
-        kept = batched_nms(own["all_boxes"].detach(), best.detach(), labels, overlap)[:300]  # as ultralytics does
-        own |= {name: own[f"all_{name}"][kept] for name in ("boxes", "objectness") if f"all_{name}" in own}
-        detections.append({**own, "scores": best[kept].sigmoid(), "labels": labels[kept], "logits": best[kept]})
+        best, labels = own["all_scores"].max(1)  # each box's best class
+        corners = own["all_boxes"].detach()  # moved, since batched_nms mixes up the classes of negative ones
+        kept = batched_nms(corners - corners.amin(), best.detach(), labels, overlap)[:300]  # as many as ultralytics
+        own |= {name: own[f"all_{name}"][kept] for name in ("boxes", "objectness", "logits") if f"all_{name}" in own}
+        own["logits"] = own["logits"].gather(1, labels[kept, None])[:, 0]
+        detections.append({**own, "scores": best[kept], "labels": labels[kept]})
     return detections
 
 
