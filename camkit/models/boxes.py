@@ -109,17 +109,19 @@ def read(
     (decode, overlap, _), shapes = DETECTORS[kind], [tuple(output.shape) for output in outputs]
     with as_error(ModelError, lambda error: f"boxes={kind!r} cannot read outputs of shapes {shapes} ({brief(error)})"):
         found = decode(outputs, images.shape[2:], classes)
-    found["all_logits"] = found["all_scores"].logit(torch.finfo(images.dtype).eps)
-    detections = []
-    for place in range(len(images)):
-        own = {name: values[place] for name, values in found.items()}
-        best, labels = own["all_scores"].max(1)  # each box's best class
-        corners = own["all_boxes"].detach()  # moved, since batched_nms mixes up the classes of negative ones
-        kept = batched_nms(corners - corners.amin(), best.detach(), labels, overlap)[:300]  # as many as ultralytics
-        own |= {name: own[f"all_{name}"][kept] for name in ("boxes", "objectness", "logits") if f"all_{name}" in own}
-        own["logits"] = own["logits"].gather(1, labels[kept, None])[:, 0]
-        detections.append({**own, "scores": best[kept], "labels": labels[kept]})
-    return detections
+        found["all_logits"] = found["all_scores"].logit(torch.finfo(images.dtype).eps)
+        by_picture = [{name: values[place] for name, values in found.items()} for place in range(len(images))]
+        return [_remaining(own, overlap) for own in by_picture]
+
+
+def _remaining(found: dict[str, Tensor], overlap: float) -> dict[str, Tensor]:
+    """Return the boxes that remain of all of a picture where they overlap, beside these."""
+    best, labels = found["all_scores"].max(1)  # each box's best class
+    corners = found["all_boxes"].detach()  # moved, since batched_nms mixes up the classes of negative ones
+    kept = batched_nms(corners - corners.amin(), best.detach(), labels, overlap)[:300]  # as many as ultralytics
+    chosen = {name: found[f"all_{name}"][kept] for name in ("boxes", "objectness") if f"all_{name}" in found}
+    logits = found["all_logits"][kept, labels[kept]]
+    return {**found, **chosen, "scores": best[kept], "labels": labels[kept], "logits": logits}
 
 
 def prepared(
