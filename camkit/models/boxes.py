@@ -110,8 +110,7 @@ def read(
     with as_error(ModelError, lambda error: f"boxes={kind!r} cannot read outputs of shapes {shapes} ({brief(error)})"):
         found = decode(outputs, images.shape[2:], classes)
         found["all_logits"] = found["all_scores"].logit(torch.finfo(images.dtype).eps)
-        by_picture = [{name: values[place] for name, values in found.items()} for place in range(len(images))]
-        return [_remaining(own, overlap) for own in by_picture]
+        return [_remaining({name: found[name][place] for name in found}, overlap) for place in range(len(images))]
 
 
 def _remaining(found: dict[str, Tensor], overlap: float) -> dict[str, Tensor]:
@@ -120,8 +119,8 @@ def _remaining(found: dict[str, Tensor], overlap: float) -> dict[str, Tensor]:
     corners = found["all_boxes"].detach()  # moved, since batched_nms mixes up the classes of negative ones
     kept = batched_nms(corners - corners.amin(), best.detach(), labels, overlap)[:300]  # as many as ultralytics
     chosen = {name: found[f"all_{name}"][kept] for name in ("boxes", "objectness") if f"all_{name}" in found}
-    logits = found["all_logits"][kept, labels[kept]]
-    return {**found, **chosen, "scores": best[kept], "labels": labels[kept], "logits": logits}
+    chosen["logits"] = found["all_logits"][kept, labels[kept]]
+    return {**found, **chosen, "scores": best[kept], "labels": labels[kept]}
 
 
 def prepared(
