@@ -43,10 +43,8 @@ def test_nanodet_finds_what_its_reference_decoder_finds(test_data, tmp_path, mon
         prepared, *_ = reference.nanodet_input(picture)
         with torch.no_grad():
             (found,) = loaded.module(torch.from_numpy(prepared))
-        raw = detector.s.run(None, {"images": prepared})
-        corners, scores = reference.nanodet_decode(
-            {name: values[0] for name, values in zip(detector.names, raw, strict=True)}
-        )
+        raw = dict(zip(detector.names, detector.s.run(None, {"images": prepared}), strict=True))
+        corners, scores = reference.nanodet_decode({name: values[0] for name, values in raw.items()})
         # The reference's middles are half a pixel further to the left and the top than those of NanoDet's code.
         assert np.abs(found["all_boxes"].numpy() - 0.5 - corners).max() < 1e-2
         assert np.abs(found["all_scores"].numpy() - scores).max() < 1e-4
@@ -55,8 +53,7 @@ def test_nanodet_finds_what_its_reference_decoder_finds(test_data, tmp_path, mon
         own = found["boxes"][found["scores"] > 0.3].numpy() - 0.5
         assert np.abs(own - corners[sure][kept]).max(initial=0) < 1e-2
         assert found["labels"][: len(kept)].tolist() == scores.argmax(1)[sure][kept].tolist()
-        # cv2 samples a smaller picture in other places than Pillow.
-        assert float((loaded.preprocess(picture) - prepared[0]).abs().mean()) < 0.15
+        assert float((loaded.preprocess(picture) - prepared[0]).abs().mean()) < 0.15  # cv2 resizes unlike Pillow
 
     row = camkit.explain(str(file), photo, target=targets.box(0), boxes="nanodet", labels=reference.NAMES, device="cpu")
     assert row.method == "odam"
@@ -125,7 +122,6 @@ def test_a_yolox_file_has_the_boxes_of_the_formula(tmp_path, monkeypatch, capsys
     assert row.label == labels[int(scores[best].argmax())]
     assert row.probability == pytest.approx(float(scores.amax()), abs=1e-4)
     assert part.score == pytest.approx(float(rows[best, 4]), abs=1e-4)
-    assert row.status == "ok"
     Path("labels.txt").write_text("\n".join(labels))
     typed = [str(PLANE), "--model", str(file), "--boxes", "yolox", "--labels", "labels.txt", "--device", "cpu"]
     typed += ["--box-at", "190,190", "--target", "dog", "--threshold", "0.99"]
@@ -219,9 +215,6 @@ def test_a_missed_object_is_explained_with_what_keeps_it_from_being_found(scores
     assert reason in missed.missed
     assert reason in " ".join(missed.caption().warnings)
     assert missed.status == covered.status == "ok"
-    left, top, right, bottom = missed.detection
-    assert left <= point[0] < right
-    assert top <= point[1] < bottom
     with refused("found none around the point 1,90", InputError):
         camkit.explain(net, picture, target=targets.box_at(1, 90), **options)
 
