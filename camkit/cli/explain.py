@@ -348,6 +348,7 @@ def _lines_of(written: Written) -> Text:
     lines = [
         (f"drawn on the model's input: {cannot}" if is_on_input else "", "yellow"),
         ("" if video else explanation.doubt, "yellow"),
+        ((not video and explanation.missed) or "", "yellow"),
         (note, "yellow"),
         (f"colours {scale}" if file is not None and not note else "", ""),
         (f"{printable(video['error'])}; the frames before that are drawn" if "error" in video else "", "red"),

@@ -22,7 +22,7 @@ from camkit.errors import InputError, as_error, refuse
 if TYPE_CHECKING:
     import numpy as np
 
-    from camkit.targets import Target, TargetLike, TopTarget
+    from camkit.targets import BoxAtTarget, Target, TargetLike, TopTarget
 
 
 MODEL = Group.create_ordered("Model")
@@ -115,7 +115,8 @@ class TargetOptions:
         threshold: Explain all boxes of a detector whose score is above this, from 0 to 1; the default for detectors
             loaded by name, with 0.5.
         box: Explain the detector's box with this number; numbers start at 0.
-        box_at: Explain the detector's box around this point x,y, in pixels of the picture.
+        box_at: Explain the detector's box around this point x,y, in pixels of the picture, of the --target if there is
+            one. If no box there is above the --threshold, explain the best candidate, and say what keeps it below.
         near: Explain the box that overlaps most with left,top,right,bottom, in pixels of the model's input.
         region: Explain the mean of a map of numbers, such as depth, in left,top,right,bottom, in pixels of the picture;
             --direction down explains what lowers it.
@@ -157,14 +158,14 @@ class TargetOptions:
         """
         names = self.target or []
         kinds = [f"--{name.replace('_', '-')}" for name in _ALONE if getattr(self, name) is not None]
-        if self.region is not None and self.direction is not None:
-            kinds.remove("--direction")
+        refined = {"--direction": self.region, "--threshold": self.box_at}
+        kinds = [kind for kind in kinds if refined.get(kind) is None]
         # Options that refine one --target
         refinements = [
             f"--{name}" for name in ("versus", "mask", "everywhere") if getattr(self, name) not in (None, False)
         ]
         directed = ["--direction"] * (self.direction is not None)
-        of_class = ["--target"] * bool(names and kinds != directed)
+        of_class = ["--target"] * bool(names and kinds not in (directed, ["--box-at"]))
         has_box = names or {"--box", "--box-at", "--near"} & set(kinds)
         refuse(
             *(
@@ -208,16 +209,24 @@ class TargetOptions:
         return camkit.targets.segment(name, mask, everywhere=self.everywhere) if segments else name
 
 
-_ALONE: dict[str, Callable[[TargetOptions], TargetLike | list[TopTarget]]] = {
+_ALONE: dict[str, Callable[[TargetOptions], TargetLike | list[TopTarget] | list[BoxAtTarget]]] = {
     "top_k": lambda options: camkit.targets.top(options.top_k or 0),
     "above": lambda options: camkit.targets.above(options.above or 0),
     "region": lambda options: camkit.targets.region(
         *options._numbers("region"), sign="-" if options.direction == "down" else "+"
     ),
     "direction": TargetOptions._direction_target,
+    "box_at": lambda options: [
+        camkit.targets.box_at(
+            *options._numbers("box_at", "x,y"),
+            label=label,
+            threshold=0.5 if options.threshold is None else options.threshold,
+            part=options.part,
+        )
+        for label in options.target or (None,)
+    ],
     "threshold": lambda options: camkit.targets.boxes(options.threshold or 0),
     "box": lambda options: camkit.targets.box(options.box, part=options.part),
-    "box_at": lambda options: camkit.targets.box_at(*options._numbers("box_at", "x,y"), part=options.part),
     "point": lambda options: camkit.targets.mask_at(*options._numbers("point", "x,y")),
     "box_prompt": lambda options: camkit.targets.mask_in(*options._numbers("box_prompt")),
     "near": lambda options: camkit.targets.box(near=options._numbers("near"), part=options.part),

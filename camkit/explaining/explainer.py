@@ -81,6 +81,7 @@ from camkit.models import (
     black_box_in,
     changed_at,
     check_preprocess,
+    detecting,
     device_of,
     dtype_of,
     load_model,
@@ -175,10 +176,11 @@ def _loaded(
 ) -> LoadedModel:
     """Return the model of a call as its options say; ``kept`` has the last ones that were loaded by name."""
     device, preprocess, labels = options.get("device"), options.get("preprocess"), options.get("labels")
-    section = Model() if settings is None else settings.model
+    section, boxes = Model() if settings is None else settings.model, options.get("boxes")
     if model is None and settings is not None:
         model = section.name
     if isinstance(model, str):
+        section = section if boxes is None else replace(section, boxes=boxes)
         where = str(device) if settings is not None else str(pick_device(device))
         key = (model, repr(section), where, *map(changed_at, (model, section.weights, section.labels)))
         named = kept.get(key) or as_model(configured_model(model, section, device=device))
@@ -192,6 +194,7 @@ def _loaded(
     else:
         loaded = as_model(model, preprocess=preprocess, labels=labels, device=device)
     module = adapted(loaded.module, options.get("inputs"), options.get("picture"), options.get("output"))
+    module = module if boxes is None or loaded.detects else detecting(module, boxes, loaded.labels)
     return replace(loaded, module=module, activation=options.get("activation") or loaded.activation)
 
 
@@ -429,6 +432,7 @@ class Explainer:
             explanation says what the score is without the picture (``Explanation.without_picture``).
         picture: the name of the model's argument for the picture; None passes the picture as the first argument.
         output: which of several outputs holds the scores: its key, its attribute, or its index, from 0.
+        boxes: the kind of detector whose raw outputs the model returns, as for ``camkit.load_model``.
         activation: what turns the scores into probabilities, as for ``camkit.load_model``.
 
     Raises:

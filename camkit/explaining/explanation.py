@@ -227,6 +227,7 @@ class Explanation:
             ``picture`` is drawn from it.
         source: the file's name; without one, for example "picture 3" for the third picture of the call.
         detection: for a detector, the explained box, in pixels of ``picture``.
+        missed: for a box that the detector does not find, what keeps it from being found; None for any other.
         placement: where the cells of ``raw`` lie on the model's input; ``positions`` has the same in pixels.
         quantity: what ``score`` is, as a phrase such as "logit".
         together: the maps of all targets that were explained for the picture at this layer and with this method, which
@@ -264,6 +265,7 @@ class Explanation:
     references: ReferenceScores | None = None
     frames: tuple[ClipFrame, ...] = ()
     without_picture: float | None = field(default=None, metadata=REAL)
+    missed: str | None = field(default=None, metadata=TEXT)
     unit: str | None = field(default=None, metadata=TEXT)
     made: Made | None = field(default=None, repr=False)
 
@@ -574,6 +576,8 @@ class Explanation:
         # Below a twentieth of the scale, colours can hardly be seen
         elif scale is not None and len(scale.limits) == 1 and self.maps.maxima[0] * 20 < scale.limits[0]:
             yield "The map is too weak to be visible on this scale."
+        if self.missed is not None:
+            yield f"{self.missed[0].upper()}{self.missed[1:]}."
         if UNSURE in self.layer_reason:
             yield "Unsure: camkit could not measure where in the picture the layer's cells lie."
         if self.box is None and self.heatmap.ndim == 2:
@@ -592,7 +596,7 @@ class Explanation:
             yield f"Without the picture, the other inputs give {figure.number(self.without_picture)}{share}."
         if self.detection is not None:
             corners = ", ".join(f"{side:.0f}" for side in self.detection)
-            yield f"Outlined: the detected box (left, top, right, bottom: {corners})."
+            yield f"Outlined: the box (left, top, right, bottom: {corners})."
         size = None if isinstance(self.shown, Tensor) else self.picture_size
         if self.box is not None and size is not None and overlay.hides(self.box, size):
             yield "Dark edge: cut off, so the model did not see it."
@@ -912,6 +916,7 @@ def explanations(
                 shown=shown[place],
                 source=picture.source,
                 detection=None if scores.boxes is None else box_on_picture(scores.boxes[place], picture, size),
+                missed=None if scores.missed is None else scores.missed[place],
                 placement=placement,
                 quantity=scores.quantity if isinstance(scores.quantity, str) else scores.quantity[place],
                 smooth=choices.options["smooth"],

@@ -15,10 +15,12 @@ from torch import nn
 
 from camkit.errors import InputError, ModelError, advice, did_you_mean
 from camkit.models import from_torchvision
+from camkit.models.boxes import DETECTORS, read
 from camkit.models.from_file import KINDS, as_module
 from camkit.models.from_ultralytics import holds_ultralytics
 from camkit.models.loaded import ONLY_PICTURES, Labels, Loadable, LoadedModel, Request, as_labels, is_file, read_labels
 from camkit.models.modules import (
+    Adapter,
     adapted,
     black_box,
     black_box_in,
@@ -41,6 +43,7 @@ __all__ = [
     "black_box_in",
     "changed_at",
     "check_preprocess",
+    "detecting",
     "device_of",
     "dtype_of",
     "load_model",
@@ -103,6 +106,7 @@ def load_model(
     labels: Labels | None = None,
     text: str | Sequence[str] | None = None,
     output: str | int | None = None,
+    boxes: str | None = None,
     activation: Activation | None = None,
     trainable: bool = False,
     trust_remote_code: bool = False,
@@ -123,6 +127,8 @@ def load_model(
         labels: replace the names of the classes.
         text: the classes of a CLIP-like model, one text per class.
         output: which of several outputs holds the scores: its key, its attribute, or its index, from 0.
+        boxes: for a detector that returns raw outputs, such as an ONNX file: "nanodet", "yolo" (v5 and later) or
+            "yolox", which says how they are read, and how a file's pictures are prepared.
         activation: what turns the scores into probabilities: "softmax", "sigmoid" for classes that do not exclude each
             other, or "none". None takes what the model's configuration says, else softmax, or sigmoid for one score.
         trainable: keep ``requires_grad`` as the model sets it. By default it is switched off, as explaining needs none.
@@ -132,7 +138,7 @@ def load_model(
     Raises:
         ModelError: the model or the device does not exist, the weights cannot be loaded or do not fit, the model comes
             with code, or an optional package is missing.
-        InputError: size, mean, std, labels or activation are invalid.
+        InputError: size, mean, std, labels, boxes or activation are invalid.
 
     Examples:
         >>> import camkit
@@ -152,16 +158,36 @@ def load_model(
         (text,) if isinstance(text, str) else tuple(text or ()),
         trust_remote_code,
         names,
+        boxes,
     )
     with torch.inference_mode(mode=False):
         loaded = _load(request)
         module = adapted(unwrapped(loaded.module), output=output)
+        module = module if boxes is None else detecting(module, boxes, names or loaded.labels)
         refuse_lazy(module)
         module = module.eval().to(pick_device(device))
         module = module if trainable else module.requires_grad_(requires_grad=False)
     named = loaded.weights if weights is None else str(weights)  # a factory may say which weights it loaded
     activation = activation or loaded.activation
-    return replace(loaded, module=module, labels=names or loaded.labels, weights=named, activation=activation)
+    return replace(
+        loaded,
+        module=module,
+        labels=names or loaded.labels,
+        weights=named,
+        activation=activation,
+        detects=loaded.detects or boxes is not None,
+    )
+
+
+def detecting(model: nn.Module, kind: str, labels: Sequence[str] | None) -> Adapter:
+    """Return a model with raw outputs of a kind as one that returns the boxes of each picture.
+
+    Raises:
+        InputError: the kind is unknown.
+    """
+    if kind not in DETECTORS:
+        raise InputError(f"boxes must be one of {', '.join(DETECTORS)}, not {kind!r}")
+    return Adapter(model, functools.partial(read, kind=kind, classes=None if labels is None else len(labels)))
 
 
 def _each(values: float | Sequence[float]) -> tuple[float, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -24,6 +25,7 @@ import torch
 from torch import nn
 
 from camkit.errors import InputError, ModelError, advice, as_error, brief
+from camkit.models.boxes import DETECTORS, prepared
 from camkit.models.loaded import LoadedModel, Request, are_shares, as_labels, is_file
 from camkit.models.modules import FileBox, dtype_of
 
@@ -197,7 +199,10 @@ def described(
     is_coloured = shape[1] in (None, COLOURS)
     if not is_coloured:
         request.refuse("size, mean and std", f"takes {shape[1]} channels, and not pictures in colour")
-    preprocess = request.prepared(**known) if is_coloured else None
+    preprocess = request.prepared(**known) if is_coloured and request.boxes is None else None
+    if request.boxes in DETECTORS:
+        stated = {name: known[name] for name in ("size", "mean", "std") if name in known}
+        preprocess = functools.partial(prepared, **(DETECTORS[request.boxes][2] | stated | request.changes))
     with Path(request.name).open("rb") as stream:
         checksum = hashlib.file_digest(stream, "sha256")
     for data in beside:

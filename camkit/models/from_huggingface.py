@@ -364,6 +364,8 @@ def boxes(
 ) -> list[Detections]:
     """Return for each picture its ``boxes`` (K, 4) in pixels, their ``labels``, ``scores`` and ``logits`` (K,).
 
+    ``all_boxes`` (Q, 4), ``all_scores`` and ``all_logits`` (Q, classes) are those of all queries.
+
     Args:
         model: takes ``pixel_values`` and returns ``logits`` (N, queries, classes) and ``pred_boxes`` (N, queries, 4).
         images: the pictures.
@@ -384,17 +386,26 @@ def boxes(
 
 def _best(logits: Float[Tensor, "q k"], corners: Float[Tensor, "q 4"], classes: int) -> Detections:
     """Return the best pairs of a query and a class; with a logit for "no object", each query's best class only."""
+    shares = logits.softmax(-1)[:, :classes] if logits.shape[1] > classes else logits.sigmoid()
     if logits.shape[1] > classes:
-        scores, labels = logits.softmax(-1)[:, :classes].max(-1)
+        scores, labels = shares.max(-1)
         order = scores.detach().argsort(descending=True, stable=True)
         queries, labels, scores = order, labels[order], scores[order]
     else:
-        flat = logits.sigmoid().flatten()
+        flat = shares.flatten()
         # The libraries' own decoding returns 100 boxes for most of these networks; a network with fewer queries, one
         # for each.
         order = flat.detach().argsort(descending=True, stable=True)[: min(100, len(logits))]
         queries, labels, scores = order // logits.shape[1], order % logits.shape[1], flat[order]
-    return {"boxes": corners[queries], "scores": scores, "labels": labels, "logits": logits[queries, labels]}
+    return {
+        "boxes": corners[queries],
+        "scores": scores,
+        "labels": labels,
+        "logits": logits[queries, labels],
+        "all_boxes": corners,
+        "all_scores": shares,
+        "all_logits": logits[:, :classes],
+    }
 
 
 def with_texts(model: nn.Module, tokenizer: Any, texts: tuple[str, ...]) -> Adapter:

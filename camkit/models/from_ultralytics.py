@@ -14,15 +14,14 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import SimpleNamespace
 from typing import Any, cast
 
-import cv2
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from PIL import Image
 from torch import Tensor, nn
 from torchvision.ops import batched_nms, box_convert
 
 from camkit.errors import ModelError, advice, as_error, brief
+from camkit.models.boxes import letterboxed
 from camkit.models.from_file import file_to_read
 from camkit.models.loaded import LoadedModel, Request, preset
 from camkit.models.modules import Adapter
@@ -193,7 +192,8 @@ def logits(model: Any, images: Float[Tensor, "n c h w"]) -> Tensor:
 def boxes(model: Any, images: Float[Tensor, "n c h w"], *, classes: int, task: str) -> list[dict[str, Tensor]]:
     """Return for each picture its ``boxes`` (K, 4) in pixels, their ``labels``, ``scores`` and ``logits`` (K,).
 
-    A network that segments also returns ``mask`` (K,): how sure it is of each box's mask.
+    ``all_boxes`` (A, 4), ``all_scores`` and ``all_logits`` (A, classes) are those before suppression. A network that
+    segments also returns ``mask`` (K,): how sure it is of each box's mask.
 
     Args:
         model: returns a tensor (N, 4 + classes + more, anchors) with the boxes' middles and sizes in pixels and the
@@ -217,7 +217,8 @@ def boxes(model: Any, images: Float[Tensor, "n c h w"], *, classes: int, task: s
         else:
             corners = box_convert(rows[:, :4], "cxcywh", "xyxy")
             kept = batched_nms(corners.detach(), best.detach().sigmoid(), labels, _OVERLAP)[:_MOST_BOXES]
-        scored = {"scores": best[kept].sigmoid(), "labels": labels[kept], "logits": best[kept]}
+        everything = {"all_boxes": corners, "all_scores": rows[:, 4 : 4 + classes], "all_logits": by_class}
+        scored = {**everything, "scores": best[kept].sigmoid(), "labels": labels[kept], "logits": best[kept]}
         if masks is not None:
             cells = corners[kept].detach() * masks.shape[2] / images.shape[3]
             scored["mask"] = mask_logits(rows[kept, 4 + classes :], masks, cells)
@@ -241,30 +242,6 @@ def mask_logits(
     own = (inside.flatten(1) & (weights.detach() @ flat.detach() > 0)).to(flat.dtype)
     means = own @ flat.T / own.sum(1, keepdim=True).clamp(min=1)  # the mean of a sum is the sum of the means
     return (weights * means).sum(1)
-
-
-def letterboxed(picture: Image.Image, size: tuple[int, int]) -> Float[Tensor, "c h w"]:
-    """Fit a picture into a size, and add grey margins up to the next multiple of the stride.
-
-    Args:
-        picture: the picture.
-        size: the most rows and columns.
-
-    Returns:
-        The model's input, from 0 to 1.
-    """
-    pixels = np.asarray(picture.convert("RGB"))
-    height, width = pixels.shape[:2]
-    scale = min(size[0] / height, size[1] / width)
-    inner = round(height * scale), round(width * scale)
-    if inner != (height, width):
-        pixels = cv2.resize(pixels, inner[::-1], interpolation=cv2.INTER_LINEAR)
-    # The coarsest stride of the networks is 32.
-    down, across = ((most - side) % 32 for most, side in zip(size, inner, strict=True))
-    # An odd margin has its extra row or column at the bottom or right; its grey is that of ultralytics' letterbox.
-    sides = down // 2, down - down // 2, across // 2, across - across // 2
-    padded = cv2.copyMakeBorder(pixels, *sides, cv2.BORDER_CONSTANT, value=(114, 114, 114))
-    return torch.from_numpy(padded).permute(2, 0, 1).float() / 255
 
 
 def upright(turned: Float[Tensor, "*n 5"]) -> Float[Tensor, "*n 4"]:

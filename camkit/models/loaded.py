@@ -119,6 +119,7 @@ class Request:
         text: the classes of a model that compares pictures with texts.
         trust_remote_code: True to run the code that comes with a model.
         labels: names of the classes that replace the model's own.
+        boxes: the kind of detector whose raw output the model returns.
 
     Raises:
         InputError: size, mean or std is invalid.
@@ -133,6 +134,7 @@ class Request:
     text: tuple[str, ...] = ()
     trust_remote_code: bool = False
     labels: tuple[str, ...] | None = None
+    boxes: str | None = None
 
     def __post_init__(self) -> None:
         size = self.size

@@ -370,7 +370,7 @@ _QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch
 
 def black_box_in(model: nn.Module) -> BlackBox | None:
     """Return the black box that a model is, or whose output it selects from; None if there is none."""
-    while isinstance(model, Adapted):
+    while isinstance(model, (Adapted, Adapter)):
         model = model.model
     return model if isinstance(model, BlackBox) else None
 

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 Precision: TypeAlias = Literal["fp32", "bf16", "fp16", "bf16-forced"]
 Activation: TypeAlias = Literal["softmax", "sigmoid", "none"]
+Boxes: TypeAlias = Literal["nanodet", "yolo", "yolox"]
+"""The detectors whose raw outputs camkit decodes."""
 Fusion: TypeAlias = Literal["mean", "max", "product"]
 Smoothing: TypeAlias = Literal["augment", "eigen", "augment+eigen"]
 """How a map is smoothed: the mean over changed versions of the picture, the first principal component, or both."""
@@ -71,6 +73,7 @@ class ExplainerOptions(TypedDict, total=False):
     inputs: Mapping[str, Any] | None
     picture: str | None
     output: str | int | None
+    boxes: Boxes | None
     activation: Activation | None
 
 
@@ -213,6 +216,10 @@ class Model(_Table):
     output: Annotated[
         str | int | None,
         Option("Which of several outputs holds the scores: its name, or its index, from 0.", "NAME", shell=str | None),
+    ] = None
+    boxes: Annotated[
+        Boxes | None,
+        Option("Read boxes out of the raw output of a detector's file: of NanoDet, of YOLO (v5 and later), of YOLOX."),
     ] = None
     activation: Annotated[
         Activation | None,

@@ -19,12 +19,14 @@ from camkit.targets.scores import (
     ScoreReading,
     Scores,
     Target,
+    check_index,
     class_of,
     depth_of,
     describe,
     detections_of,
     direction_of,
     label_of,
+    number_from_0,
     points,
     scores_in,
     takes_prompts,
@@ -194,21 +196,89 @@ class BoxTarget(Target):
 
 @dataclass(frozen=True)
 class BoxAtTarget(OnPicture):
-    """The box with the highest score of those that contain a point.
+    """The box with the highest score of those that contain a point; below the threshold, the best candidate there.
+
+    Candidates are all boxes that the detector weighs, also those that it suppresses, if it returns them.
 
     Attributes:
         part: what is explained of the box; None for the score of its class.
+        label: a class; only its boxes are meant. None for boxes of all classes.
+        threshold: the score above which a box is found.
+        names: the labels of the classes; filled in when the target is bound to a model.
     """
 
     part: Part | None = None
+    label: int | str | None = None
+    threshold: float = 0.5
+    names: tuple[str, ...] | None = field(default=None, compare=False, repr=False)
+
+    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> BoxAtTarget:  # noqa: ARG002
+        """Return the target with the label looked up."""
+        return replace(self, label=None if self.label is None else class_of(self.label, labels), names=labels)
 
     def __call__(self, output: Any, batch: int) -> Scores:
-        """Return the score of the box for each image."""
-        images, around = boxes_in(output, batch), []
-        for detections, ((x, y),) in zip(images, self.on_input or (self.points,) * batch, strict=True):
-            left, top, right, bottom = detections["boxes"].detach().unbind(1)
-            around.append((left <= x) & (x < right) & (top <= y) & (y < bottom))
-        return ranked_box(images, eligible=around, what=f"around the point {self.words}", part=self.part)
+        """Return the score of the box for each image, and what keeps a candidate from being found."""
+        rows = []
+        for found, ((x, y),) in zip(boxes_in(output, batch), self.on_input or (self.points,) * batch, strict=True):
+            chosen, here = found, self._around(found, x, y)
+            is_found = bool((found["scores"][here] > self.threshold).any())
+            if not is_found and self.part is None:
+                chosen = candidates(found, self.label)
+                here = self._around(chosen, x, y)
+            missed = None if is_found or not bool(here.any()) else self._held_back(chosen, here, found)
+            rows.append((chosen, here, missed))
+        images, around, reasons = zip(*rows, strict=True)
+        what = "" if self.label is None else f"of {self._name(self.label)!r} "
+        what += f"around the point {self.words} (torchvision's return none below their score_thresh; set it to 0)"
+        return replace(ranked_box(images, eligible=around, what=what, part=self.part), missed=reasons)
+
+    def _name(self, label: int | str) -> str:
+        return label_of(int(label), self.names) or f"class {label}"
+
+    def _around(self, found: Detections, x: float, y: float) -> Bool[Tensor, " k"]:
+        left, top, right, bottom = found["boxes"].detach().unbind(1)
+        around = (left <= x) & (x < right) & (top <= y) & (y < bottom)
+        return around if self.label is None else around & found.get("labels", torch.tensor(-1)).eq(int(self.label))
+
+    def _held_back(self, chosen: Detections, here: Bool[Tensor, " k"], found: Detections) -> str:
+        """Say what keeps the best candidate from being found: another class, another box, the objectness, its score."""
+        number = int(chosen["scores"].where(here, -1).argmax())
+        score, label = chosen["scores"][number].item(), int(chosen.get("labels", -here.long())[number])
+        is_low, name = score <= self.threshold, "the best box" if label < 0 else self._name(label)
+        place = "below" if is_low else "above"
+        said = f"not found: {name} scores {score:.2f} here, {place} the threshold of {self.threshold:g}"
+        if chosen is found:
+            return said
+        rivals, shares = found["all_scores"][number], found.get("all_objectness", torch.ones(number + 1))
+        winner, share = int(rivals.argmax()), shares[number].item()
+        overlaps = _overlaps(found, chosen["boxes"][number].tolist()) * found["labels"].eq(label)
+        other = int(overlaps.argmax())
+        reasons = {
+            f"; {self._name(winner)} wins with {rivals[winner].item():.2f}": winner != label,
+            f"; a {name} box with {found['scores'][other].item():.2f} suppresses it, as they overlap by "
+            f"{overlaps[other].item():.0%}": not is_low,
+            f"; the class alone has {score / share:.2f}, but objectness {share:.2f}": score / share > self.threshold,
+        }
+        return said + next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def candidates(found: Detections, label: int | str | None) -> Detections:
+    """Return all boxes that a detector weighs, for their best class or for this one; its boxes if it hides the others.
+
+    Raises:
+        TargetError: it does not have the class.
+    """
+    if "all_boxes" not in found:
+        return found
+    scores = found["all_scores"]
+    labels = scores.argmax(1) if label is None else torch.full_like(scores[:, 0], int(label), dtype=torch.long)
+    check_index(int(labels.amax()), scores.shape[1])
+    return {
+        "boxes": found["all_boxes"],
+        "labels": labels,
+        "scores": scores.gather(1, labels[:, None])[:, 0],
+        "logits": found["all_logits"].gather(1, labels[:, None])[:, 0],
+    }
 
 
 @dataclass(frozen=True)
@@ -229,7 +299,8 @@ class SameBoxTarget(Target):
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the match for each image; 0 if no box overlaps."""
         values: list[Tensor] = []
-        for detections in boxes_in(output, batch):
+        for found in boxes_in(output, batch):
+            detections = candidates(found, self.label)  # the box need not be found
             alike = detections["scores"].float() * _overlaps(detections, self.corners)
             if self.label is not None:
                 alike = alike * detections["labels"].eq(self.label)
@@ -293,21 +364,34 @@ def best_box(label: int | str, *, part: Part | None = None) -> BoxTarget:
     return box(label=label, part=part)
 
 
-def box_at(x: float | int, y: float | int, *, part: Part | None = None) -> BoxAtTarget:
+def box_at(
+    x: float | int,
+    y: float | int,
+    *,
+    label: int | str | None = None,
+    threshold: float = 0.5,
+    part: Part | None = None,
+) -> BoxAtTarget:
     """Return a target for the box around a point; of several boxes, that with the highest score.
+
+    If no box there is above the threshold, it is the best candidate, and ``Explanation.missed`` says what keeps it from
+    being found.
 
     Args:
         x, y: the point, in pixels of the picture.
+        label: the index or the label of a class, to explain only its boxes.
+        threshold: the score above which a box is found.
         part: as for ``box``.
 
     Raises:
-        TargetError: the part is unknown, or x or y is not a finite number.
+        TargetError: the part is unknown, x or y is not a finite number, or the threshold is not from 0 to 1.
 
     Examples:
         >>> box_at(120, 80).points
         ((120.0, 80.0),)
     """
-    return BoxAtTarget(points("box_at", (x, y)), part=_checked(part))
+    threshold = number_from_0(threshold, "the threshold is a number from 0 to 1", 1)
+    return BoxAtTarget(points("box_at", (x, y)), part=_checked(part), label=label, threshold=threshold)
 
 
 def _checked(part: Part | None) -> Part | None:

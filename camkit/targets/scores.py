@@ -125,6 +125,7 @@ class Scores:
         absence: the error for images in which it does not exist.
         fewer: True if an image without the target is not an error: not every image has a second best box.
         boxes: the detected box (left, top, right, bottom) of each image, in pixels of the model's input.
+        missed: what keeps the box of each image from being found; None for a box that is found.
         cells: where each image's class is scored on the map of a segmentation network.
         rivals: the classes that each image's class is compared with.
         activation: the softmax or sigmoid that gave the scores, as a node of the autograd graph. Gradients pass
@@ -141,6 +142,7 @@ class Scores:
     absence: str = ""
     fewer: bool = False
     boxes: tuple[tuple[float, ...] | None, ...] | None = None
+    missed: tuple[str | None, ...] | None = None
     cells: Bool[Tensor, "n h w"] | None = None
     rivals: tuple[tuple[int, ...], ...] | None = None
     activation: Any = None

@@ -240,7 +240,7 @@ EMPTY = {
         (PRESET, {}, "Dark edge: cut off, so the model did not see it.", GREY),
         (turned, {}, "Drawn on the model's input: camkit cannot tell which", AMBER),
         (squashed, UNSURE, "Unsure: camkit could not measure where in the picture the layer's cells lie.", AMBER),
-        (squashed, BOX, "Outlined: the detected box (left, top, right, bottom: 40, 80, 160, 240).", GREY),
+        (squashed, BOX, "Outlined: the box (left, top, right, bottom: 40, 80, 160, 240).", GREY),
         *((squashed, {"status": status}, said, AMBER) for status, said in EMPTY.items()),
     ],
 )
