@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from typing import Any
 import gradio as gr
 import numpy as np
 from fastapi import FastAPI
+from markupsafe import Markup
 from PIL import Image, ImageDraw, ImageOps
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.responses import PlainTextResponse
+from starlette.responses import FileResponse, PlainTextResponse
 
 from camkit.app.viewer import CHOSEN, FILL_NAMES, THRESHOLD, Look, Viewer, found_box
 from camkit.drawing.encode import encode
@@ -24,58 +26,81 @@ from camkit.drawing.overlay import outlined
 from camkit.drawing.text import width_of, write
 from camkit.errors import CamkitError, InputError, as_error, as_markdown, brief, own_place, printable
 from camkit.explaining.explanation import Explanation
+from camkit.kit.pages import templates
+from camkit.kit.wording import number
 from camkit.types import Pixels
 
 _BARS = 8
 """The most answers that are shown as bars; the other boxes of a detector can be clicked in the picture."""
 
+_OPACITY = 0.5
+"""The opacity of the heat when the page opens."""
+
+_HERE = Path(__file__).parent
+_HTML: Any = templates("camkit.app").get_template("parts.html", globals={"number": number}).module
+
 
 class _Parts:
-    """The parts of the page, from top to bottom. An event changes those in ``seen``, in the order of ``_seen``."""
+    """The parts of the page, from top to bottom. An event changes those in ``seen``, in the order of ``_seen``.
 
-    def __init__(self, viewer: Viewer, first: Look) -> None:
+    Args:
+        viewer: what the page shows.
+        first: what it shows first.
+        shown_first: the first values of ``_seen``, so that the page is complete as soon as it opens.
+    """
+
+    def __init__(self, viewer: Viewer, first: Look, shown_first: Sequence[Any]) -> None:
+        question, picture, heat, said, bars = shown_first
         named = [(Path(file).name, file) for file in viewer.pictures]
         self.look = gr.State(first)
-        gr.Markdown(
-            "### What did the model use?\n"
-            "Click on an answer to see its heat. To cover a part of the picture, draw a rectangle in it."
-        )
-        with gr.Row():
-            self.model = gr.Dropdown(list(viewer.models), value=first.model, label="Model", elem_id="model")
-            self.picture = gr.Dropdown(named, value=first.picture, label="Picture", elem_id="picture")
-            self.upload = gr.UploadButton("Your own picture", file_types=["image"], elem_id="upload")
-        with gr.Row():
-            self.shown = gr.Image(label="Picture", interactive=False, elem_id="shown", buttons=[])
-            self.heat = gr.Image(label="Heat", interactive=False, elem_id="heat", buttons=[])
-            before = gr.Image(label="Heat before", interactive=False, elem_id="before", visible=False, buttons=[])
-        self.dragged = gr.Textbox(visible="hidden", elem_id="dragged")
-        sentence = gr.Markdown(elem_id="sentence")
-        with gr.Row():
-            self.answers = gr.Label(label="Answers", num_top_classes=_BARS, elem_id="answers")
-            answers_before = gr.Label(
-                label="Answers before", num_top_classes=_BARS, elem_id="answers-before", visible=False
-            )
-            with gr.Column():
+        with gr.Row(elem_id="stage"):
+            with gr.Column(elem_id="seen"):
+                shown_question = gr.HTML(question, elem_id="question")
+                with gr.Row(elem_classes="pictures"):
+                    self.shown = _image("Picture", "shown", picture)
+                    shown_heat = _image("Heat", "heat", heat)
+                sentence = gr.Markdown(said, elem_id="sentence")
+            with gr.Column(elem_id="side"):
+                with gr.Row(elem_id="sources"):
+                    self.model = gr.Dropdown(
+                        list(viewer.models), value=first.model, label="Model", elem_id="model",
+                        visible=len(viewer.models) > 1,
+                    )  # fmt: skip
+                    self.picture = gr.Dropdown(named, value=first.picture, label="Picture", elem_id="picture")
+                    self.upload = gr.UploadButton("Your own picture", file_types=["image"], elem_id="upload", size="sm")
+                self.answers = _label("Answers", "answers", bars)
                 self.fill = gr.Radio(list(FILL_NAMES), value=first.fill, label="Cover with", elem_id="fill")
-                self.uncover = gr.Button("Uncover", elem_id="uncover")
-                self.opacity = gr.Slider(0, 1, 0.5, label="Opacity of the heat", elem_id="opacity")
-            with gr.Column():
-                self.rather = gr.Dropdown([("", None)], label="Rather than", elem_id="rather")
-                self.method = gr.Dropdown(viewer.methods(), value=CHOSEN, label="Method", elem_id="method")
-                self.layer = gr.Dropdown(viewer.layers(first.model), value=CHOSEN, label="Layer", elem_id="layer")
-        with gr.Row():
-            self.compare = gr.Button("Compare a dozen methods", elem_id="compare")
-            self.save = gr.Button("Save figure and values", elem_id="save")
-        self.sheet = gr.Image(
-            show_label=False,
-            interactive=False,
-            visible=False,
-            elem_id="sheet",
-            buttons=["download", "fullscreen"],  # Gradio would add one that uploads the picture
-        )
+                self.uncover = gr.Button("Uncover", elem_id="uncover", size="sm", interactive=False)
+        with gr.Row(elem_id="earlier", visible=False) as earlier:
+            with gr.Row(elem_classes="pictures"):
+                whole = _image("Picture before", "whole")
+                before = _image("Heat before", "before")
+            answers_before = _label("Answers before", "answers-before")
+        with gr.Accordion("Contrast, method, layer and opacity", open=False, elem_id="more"), gr.Row():
+            self.rather = gr.Dropdown([("", None)], label="Rather than", elem_id="rather")
+            self.method = gr.Dropdown(viewer.methods(), value=CHOSEN, label="Method", elem_id="method")
+            self.layer = gr.Dropdown(viewer.layers(first.model), value=CHOSEN, label="Layer", elem_id="layer")
+            self.opacity = gr.Slider(0, 1, _OPACITY, label="Opacity of the heat", elem_id="opacity")
+        with gr.Row(elem_id="actions"):
+            self.compare = gr.Button("Compare a dozen methods", elem_id="compare", size="md")
+            self.save = gr.Button("Save figure and values", elem_id="save", size="md")
+        self.dragged = gr.Textbox(visible="hidden", elem_id="dragged")
+        # Gradio would add a button that uploads the picture
+        self.sheet = _image(None, "sheet", visible=False, buttons=["download", "fullscreen"])
         self.files = gr.Files(label="Saved", visible=False, elem_id="files")
-        of_look = [self.look, self.shown, self.heat, before, sentence, self.answers, answers_before]
-        self.seen = [*of_look, self.rather, self.compare, self.sheet, self.files]
+        of_look = [shown_question, self.shown, shown_heat, sentence, self.answers]
+        of_cover = [earlier, whole, before, answers_before, self.uncover]
+        self.seen = [self.look, *of_look, *of_cover, self.rather, self.compare, self.sheet, self.files]
+
+
+def _image(label: str | None, name: str, value: Any = None, buttons: Sequence[str] = (), **options: Any) -> Any:
+    return gr.Image(
+        value, label=label, show_label=label is not None, interactive=False, elem_id=name, buttons=[*buttons], **options
+    )
+
+
+def _label(label: str, name: str, value: Any = None) -> Any:
+    return gr.Label(value, label=label, num_top_classes=_BARS, elem_id=name, show_heading=False)
 
 
 def application(viewer: Viewer, folder: Path, host: str) -> Any:
@@ -101,6 +126,11 @@ def application(viewer: Viewer, folder: Path, host: str) -> Any:
     served = FastAPI(openapi_url=None)
     served.add_middleware(TrustedHostMiddleware, allowed_hosts=[host, "localhost"])  # no page of another host
     served.middleware("http")(without_others)
+
+    @served.get("/report/{number}")
+    async def report(number: int) -> FileResponse:
+        return FileResponse(viewer.reports[number] / "report.html")
+
     page = _page(viewer, folder)
     page.has_launched = True  # otherwise Gradio reads any file that a request names as an upload
     # Bytes of a picture that a visitor may upload
@@ -114,18 +144,28 @@ def application(viewer: Viewer, folder: Path, host: str) -> Any:
         show_error=True,
         # The reader's own fonts: the page loads nothing from other hosts
         theme=gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"]),
-        css=".gradio-container {max-width: 1500px !important} footer {display: none !important} "
-        "#shown img {touch-action: none}",  # a finger that draws a rectangle does not scroll the page
-        js=(Path(__file__).parent / "drag.js").read_text(),
+        css_paths=_HERE / "page.css",
+        js=(_HERE / "drag.js").read_text(),
+        favicon_path=str(_HERE / "logo.svg"),
         footer_links=[],
     )
 
 
 def _page(viewer: Viewer, saved: Path) -> Any:
     first = Look(next(iter(viewer.models)), viewer.first_readable())
+    shown_first: Sequence[Any] = (None,) * 5
+    with contextlib.suppress(Exception):  # the page says why when it has opened
+        shown_first = _seen(viewer, first, _OPACITY)[:5]
     with gr.Blocks(title="camkit", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
-        parts = _Parts(viewer, first)
-        _react(viewer, parts, page)
+        gr.HTML(_HTML.header(Markup((_HERE / "logo.svg").read_text())), elem_id="header")
+        with gr.Tabs(elem_id="tabs"):
+            with gr.Tab("Why?"):
+                parts = _Parts(viewer, first, shown_first)
+                _react(viewer, parts, page)
+            with gr.Tab("May it ship?"):
+                verdicts = gr.HTML(_verdicts(viewer), elem_id="verdicts")
+                can_run = viewer.check is not None and not viewer.reports
+                run = gr.Button("Check the demo networks", variant="primary", visible=can_run, elem_id="run-check")
 
         def compared(asked: Look) -> Any:
             return _said(lambda: gr.update(value=viewer.comparison(asked), visible=True))
@@ -133,9 +173,25 @@ def _page(viewer: Viewer, saved: Path) -> Any:
         def write(asked: Look, alpha: float) -> Any:
             return _said(lambda: gr.update(value=_saved(viewer, asked, alpha, saved), visible=True))
 
+        def checked() -> Any:
+            def act() -> tuple[Any, ...]:
+                viewer.reports = viewer.reports or viewer.check(saved)
+                return _verdicts(viewer), gr.update(visible=False)
+
+            return _said(act, 2)
+
         parts.compare.click(compared, parts.look, parts.sheet, api_visibility="private")
         parts.save.click(write, [parts.look, parts.opacity], parts.files, api_visibility="private")
+        run.click(checked, None, [verdicts, run], api_visibility="private")
     return page
+
+
+def _verdicts(viewer: Viewer) -> str:
+    """Return the verdicts of the checks, or how to get one."""
+    if not viewer.reports:
+        return str(_HTML.no_check(viewer.check is not None))
+    shown = [_HTML.verdict(report, f"report/{place}") for place, report in enumerate(viewer.verdicts())]
+    return "".join(shown)
 
 
 def _react(viewer: Viewer, parts: _Parts, page: Any) -> None:
@@ -219,24 +275,26 @@ def _said(act: Callable[[], Any], outputs: int = 1) -> Any:
 
 
 def _seen(viewer: Viewer, look: Look, alpha: float) -> tuple[Any, ...]:
-    """Return what the page shows: pictures, heat, the sentence, and the answers with and without the cover."""
-    row, found = viewer.heat(look), viewer.answers(look)
-    old_heat: Any = gr.update(visible=False, value=None)
-    old_answers: Any = gr.update(visible=False, value=None)
+    """Return what the page shows: question, picture, heat, sentence and answers; those without the cover; choices."""
+    row, found, detects = viewer.heat(look), viewer.answers(look), viewer.detects(look.model)
+    no_box = None if row is not None else _no_box(viewer, look)
+    covered, before = None, (None, None, None)
     if look.cover is not None:
         # The heat before is that of the same class, even if the covered picture has another best answer.
         asked = replace(look.uncovered, target=viewer.target(look))
-        old_heat = gr.update(visible=True, value=_drawn(viewer, asked, alpha))
-        old_answers = gr.update(visible=True, value=_bars(viewer.answers(asked)))
-    detects = viewer.detects(look.model)
+        covered = viewer.covering(look)
+        before = _with_boxes(viewer, asked), _drawn(viewer, asked, alpha), _bars(viewer.answers(asked))
     others = [("", None), *((each.name, each.target) for each in found if each.target is not None)]
+    words = f"Why {row.name}?" if row is not None else "Why no box?"
     return (
+        str(_HTML.question(words, viewer.picture(look).size, covered)),
         _with_boxes(viewer, look),
         _drawn(viewer, look, alpha),
-        old_heat,
-        _sentence(row) if row is not None else _no_box(viewer, look),
+        no_box or _sentence(row),
         _bars(found),
-        old_answers,
+        gr.update(visible=look.cover is not None),
+        *before,
+        gr.update(interactive=look.cover is not None),
         gr.update(choices=[("", None)] if detects else others, value=look.rather_than, visible=not detects),
         gr.update(visible=not detects),
     )
@@ -292,9 +350,11 @@ def _bars(rows: list[Explanation]) -> dict[str, float]:
 
 
 def _sentence(row: Explanation) -> str:
+    """Say what the colours mean, and in a second, small paragraph how the heat was made."""
     share = "" if row.probability is None else f" ({percent(row.probability)})"
-    said = f"**{plain(row.name)}**{share} by {plain(row.method)} at {plain(row.layer)}: {plain(row.layer_reason)}."
-    return f"{said} {plain(row.meaning())}" if row.status == "ok" else f"{said} The map has no evidence: {row.status}."
+    meaning = plain(row.meaning()) if row.status == "ok" else f"The map has no evidence: {row.status}."
+    how = f"by {plain(row.method)} at {plain(row.layer)}: {plain(row.layer_reason)}"
+    return f"**{plain(row.name)}**{share}. {meaning}\n\nHeat {how}."
 
 
 def plain(text: str) -> str:
