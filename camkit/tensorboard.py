@@ -50,7 +50,7 @@ from camkit.models.loaded import as_labels
 from camkit.models.modules import spatial_rank, unwrapped
 from camkit.options import Options
 from camkit.targets import TargetLike, as_targets
-from camkit.types import WHOLE_MODEL, ImageLike, Pixels, Preprocess, Style
+from camkit.types import WHOLE_MODEL, ImageLike, Opacity, Pixels, Preprocess, Style
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -536,6 +536,7 @@ def write_explanation(
     style: Style = "overlay",
     colormap: str = "turbo",
     alpha: float = 0.5,
+    opacity: Opacity = "evidence",
     scale: ScaleLike = "shared",
     max_side: int | None = None,
 ) -> None:
@@ -546,16 +547,18 @@ def write_explanation(
         writer: a SummaryWriter, or a folder, in which each call creates a new file.
         step: the step in the events.
         tag: the tag of both in the events; None means ``explain/SOURCE/TARGET``.
-        style, colormap, alpha, scale, max_side: as for ``Explanation.overlay``.
+        style, colormap, alpha, opacity, scale, max_side: as for ``Explanation.overlay``.
 
     Raises:
-        InputError: TensorBoard is not installed, the style or colormap is unknown, or alpha is out of range.
+        InputError: TensorBoard is not installed, the style, colormap or opacity is unknown, or alpha is out of range.
         OutputError: the folder cannot be written.
     """
     tag = tag or f"explain/{found.source}/{found.name}"
     with opened(writer) as events, naming_the_folder(events):
         if found.heatmap.ndim > 1:
-            drawn = found.overlay(style=style, colormap=colormap, alpha=alpha, scale=scale, max_side=max_side)
+            drawn = found.overlay(
+                style=style, colormap=colormap, alpha=alpha, opacity=opacity, scale=scale, max_side=max_side
+            )
             add_picture(events, tag, drawn, step)
         lines = [f"| {name} | {as_markdown(str(value))} |" for name, value in found.values().items()]
         events.add_text(tag, "\n".join(["| field | value |", "| --- | --- |", *lines]), step)

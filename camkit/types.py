@@ -16,9 +16,9 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
-from camkit.options import Activation, Fusion, Precision, Scale, Smoothing, Spread
+from camkit.options import Activation, Fusion, Opacity, Precision, Scale, Smoothing, Spread
 
-__all__ = ["Activation", "Fusion", "Precision", "Scale", "Smoothing", "Spread"]  # besides those below
+__all__ = ["Activation", "Fusion", "Opacity", "Precision", "Scale", "Smoothing", "Spread"]  # besides those below
 
 Pixels: TypeAlias = UInt8[np.ndarray, "_ _ 3"]
 """A picture: height x width x RGB."""

@@ -51,7 +51,7 @@ from camkit.metrics.judge import DECIDING, MethodJudgement, column_title
 from camkit.metrics.judge import REPORTS as JUDGEMENTS
 from camkit.models import DEMO_MODELS, device_of, load_model
 from camkit.models.modules import explained_failures
-from camkit.options import Diagnose, Model
+from camkit.options import Diagnose, Model, Opacity
 from camkit.scale.job import free_file, slug
 from camkit.sentences import inputs as language_models
 from camkit.sentences import words as words_of
@@ -285,12 +285,13 @@ def compare(
     overwrite: bool,
     colormap: str,
     alpha: float,
+    opacity: Opacity,
     json: bool,
     **options: Any,
 ) -> int:
     """Draw several methods side by side, and print the value of each map; ``options`` go to ``camkit.compare``."""
     need_pictures(pictures, "compare image.jpg")
-    overlay.check("overlay", colormap, alpha)
+    overlay.check("overlay", colormap, alpha, opacity)
     files = find_pictures(pictures, skip=out)
     check_sheet_file(out)
     refuse_input(out, files)
@@ -306,7 +307,7 @@ def compare(
         emit(plain_json.dumps(comparison.to_dict(), allow_nan=False))
     else:
         _print_comparison(comparison)
-    comparison.save(out, colormap=colormap, alpha=alpha)
+    comparison.save(out, colormap=colormap, alpha=alpha, opacity=opacity)
     _print_errors(comparison.unreadable.values())
     say(f"wrote {out}")
     return InputError.exit_code if comparison.unreadable else 0

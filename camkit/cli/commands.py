@@ -24,7 +24,7 @@ from camkit.cli.options import (
     TargetOptions,
     command,
 )
-from camkit.options import Check, Data, Diagnose, Explain, Limits, Model, Precision, Results, Run
+from camkit.options import Check, Data, Diagnose, Explain, Limits, Model, Opacity, Precision, Results, Run
 
 
 @command("explain")
@@ -261,6 +261,7 @@ def compare(
     overwrite: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
     colormap: Annotated[str, Parameter(group=OUTPUT, metavar="NAME")] = "turbo",
     alpha: Annotated[float, Parameter(group=OUTPUT, metavar="SHARE")] = 0.5,
+    opacity: Annotated[Opacity, Parameter(group=OUTPUT)] = "evidence",
     json: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
     common: Common = Common(),
 ) -> None:
@@ -276,6 +277,7 @@ def compare(
         overwrite: Replace the file if it exists.
         colormap: One of OpenCV's colour maps.
         alpha: The weight of the colours over the picture, 0 to 1.
+        opacity: evidence fades the colours out where the heat is low; even gives all the same weight.
         json: Print the values as one JSON object instead of a table.
     """
 

@@ -380,7 +380,7 @@ def explain(
         return _slide(pictures, source, targets, how)
     sides = f"--max-side takes a number of pixels, or 0 to keep the size of the pictures, not {how.max_side}"
     refuse((targets.true is not None, "--true is for --style slide"), (how.max_side < 0, sides))
-    overlay.check(how.style, how.colormap, how.alpha)
+    overlay.check(how.style, how.colormap, how.alpha, how.opacity)
     targets.targets()  # checks them before the model is loaded
     for written in filter(None, (how.out, results.table)):
         refuse_input(written, [targets.mask, targets.similar_to, *source.files()])

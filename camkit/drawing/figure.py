@@ -19,7 +19,7 @@ from camkit.drawing.encode import Drawable, pixels_of, size_of, size_within
 from camkit.drawing.overlay import colorize, render
 from camkit.drawing.text import AMBER, GREY, INK, LINE, Anchor, Canvas, Colour, fitting, wrapped
 from camkit.errors import InputError
-from camkit.types import Box, Pixels, Style
+from camkit.types import Box, Opacity, Pixels, Style
 
 Resize: TypeAlias = Callable[[Drawable], Drawable]
 """Makes a picture smaller or larger before it is drawn on."""
@@ -45,6 +45,7 @@ def draw(
     style: Style = "overlay",
     colormap: str = "turbo",
     alpha: float = 0.5,
+    opacity: Opacity = "evidence",
     resize: Resize | None = None,
 ) -> Pixels:
     """Draw a heatmap without a caption, on the picture as ``resize`` returns it; a volume is a sheet of slices.
@@ -56,14 +57,14 @@ def draw(
         detection: the box to outline.
         volume: the slices or frames, if the map has three axes.
         names: the names of the frames.
-        style, colormap, alpha: as for ``render``.
+        style, colormap, alpha, opacity: as for ``render``.
         resize: what is done with the picture before.
 
     Raises:
         InputError: the map has one axis.
     """
     if heatmap.ndim == 3:
-        return draw_slices(heatmap, volume, colormap, alpha, names)
+        return draw_slices(heatmap, volume, colormap, alpha, opacity, names)
     if heatmap.ndim != 2:
         raise InputError("the map of a signal has one axis and cannot be drawn as a picture; plot its heatmap")
     boxes = [box, detection]
@@ -72,7 +73,16 @@ def draw(
             return pixels_of(resize(colorize(heatmap, colormap)))
         before, picture = size_of(picture), resize(picture)
         boxes = [None if each is None else scaled_box(each, before, size_of(picture)) for each in boxes]
-    return render(picture, heatmap, boxes[0], style=style, colormap=colormap, alpha=alpha, detection=boxes[1])
+    return render(
+        picture,
+        heatmap,
+        boxes[0],
+        style=style,
+        colormap=colormap,
+        alpha=alpha,
+        opacity=opacity,
+        detection=boxes[1],
+    )
 
 
 def chosen_slices(heatmap: Float[np.ndarray, "d h w"]) -> list[int]:
@@ -95,6 +105,7 @@ def draw_slices(
     volume: UInt8[np.ndarray, "d h w 3"] | None,
     colormap: str,
     alpha: float,
+    opacity: Opacity,
     names: Sequence[str] = (),
 ) -> Pixels:
     """Return a sheet of slices, each with its name or number; without a volume to draw on, of the colours alone."""
@@ -106,7 +117,7 @@ def draw_slices(
     for place, number in enumerate(numbers):
         left, top = place % columns * (width + _SLICE_GAP), place // columns * (height + _CAPTION + _SLICE_GAP)
         picture = None if volume is None else resized(volume[number], (height, width))
-        tile = render(picture, heatmap[number], None, colormap=colormap, alpha=alpha)
+        tile = render(picture, heatmap[number], None, colormap=colormap, alpha=alpha, opacity=opacity)
         canvas.picture(left, top, resized(tile, (height, width)))
         words = names[number] if names else f"slice {number + 1} of {len(heatmap)}"
         canvas.text(left, top + height + _CAPTION / 2, words, size=_SIZE, colour=GREY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import get_args
 
 import cv2
 import numpy as np
@@ -11,7 +12,7 @@ from jaxtyping import Float, UInt8
 
 from camkit.drawing.encode import Drawable, copied_pixels, pixels_of, size_of, size_within
 from camkit.errors import InputError, did_you_mean, whole_number
-from camkit.types import Box, Pixels, Style
+from camkit.types import Box, Opacity, Pixels, Style
 
 COLORMAPS: dict[str, int] = {
     name.removeprefix("COLORMAP_").lower().replace("_", "-"): getattr(cv2, name)
@@ -23,13 +24,24 @@ COLORMAPS: dict[str, int] = {
 STYLES: tuple[Style, ...] = ("overlay", "side-by-side", "heatmap", "figure")
 
 
-def check(style: str, colormap: str, alpha: float, max_side: int | None = None) -> None:
+_FULL = 0.3
+"""From this heat on, the colours have their whole weight; below it they fade out smoothly. On photos of snow, skin,
+leaves and night, 0.02 is then invisible, 0.05 a breath, and 0.1, 0.2 and 0.3 can be told apart."""
+
+
+def check(style: str, colormap: str, alpha: float, opacity: str = "evidence", max_side: int | None = None) -> None:
     """Check the options for drawing.
 
     Raises:
-        InputError: the style or the colormap is unknown, alpha is outside 0..1, or max_side is not a number of pixels.
+        InputError: the style, the colormap or the opacity is unknown, alpha is outside 0..1, or max_side is not a
+            number of pixels.
     """
-    for kind, word, choices in (("style", style, STYLES), ("colormap", colormap, tuple(COLORMAPS))):
+    words = (
+        ("style", style, STYLES),
+        ("colormap", colormap, tuple(COLORMAPS)),
+        ("opacity", opacity, get_args(Opacity)),
+    )
+    for kind, word, choices in words:
         if word not in choices:
             hint = did_you_mean(word, choices) or f"; choose from {', '.join(choices)}"
             raise InputError(f"unknown {kind} {word!r}{hint}")
@@ -103,6 +115,7 @@ def blend(
     *,
     colormap: str = "turbo",
     alpha: float = 0.5,
+    opacity: Opacity = "evidence",
 ) -> Pixels:
     """Blend the heat into the part of the picture that the model saw, and darken the rest.
 
@@ -112,6 +125,8 @@ def blend(
         box: the part of the picture that the model saw; None for all of it.
         colormap: a name from ``COLORMAPS``.
         alpha: weight of the colours, 0..1; the picture has the weight 1 - alpha.
+        opacity: "evidence" fades the colours out where the heat is low, and leaves the picture as it is where the heat
+            is 0; "even" gives all colours the weight alpha.
     """
     drawn = copied_pixels(picture)
     height, width = drawn.shape[:2]
@@ -124,9 +139,17 @@ def blend(
             cv2.convertScaleAbs(drawn[unseen], dst=drawn[unseen], alpha=0.45)  # the model did not see it
     seen = drawn[rows, columns]
     if seen.size:
-        colours = cv2.applyColorMap(_warped(_levels(heatmap), moved, seen.shape[:2]), _colours(colormap))
-        share = alpha if heatmap.any() else 0.0
-        cv2.addWeighted(seen, 1 - share, colours, share, 0, dst=seen)
+        levels = _warped(_levels(heatmap), moved, seen.shape[:2])
+        if opacity == "even":
+            share = alpha if heatmap.any() else 0.0
+            cv2.addWeighted(seen, 1 - share, cv2.applyColorMap(levels, _colours(colormap)), share, 0, dst=seen)
+        else:
+            rising = np.clip(np.arange(256) / (255 * _FULL), 0, 1)[:, None, None]
+            kept = np.rint(255 - 255 * alpha * rising**2 * (3 - 2 * rising)).repeat(3, axis=2)
+            added = np.rint((1 - kept / 255) * _colours(colormap))
+            # Two tables of 256 colours, which OpenCV looks up fast
+            cv2.multiply(seen, cv2.applyColorMap(levels, kept.astype(np.uint8)), dst=seen, scale=1 / 255)
+            cv2.add(seen, cv2.applyColorMap(levels, added.astype(np.uint8)), dst=seen)
     return drawn
 
 
@@ -138,6 +161,7 @@ def render(
     style: Style = "overlay",
     colormap: str = "turbo",
     alpha: float = 0.5,
+    opacity: Opacity = "evidence",
     detection: Box | None = None,
 ) -> Pixels:
     """Draw a heatmap in one of the styles, and outline the detection if there is one.
@@ -148,7 +172,7 @@ def render(
     """
     if style == "heatmap" or picture is None:
         return colorize(heatmap, colormap)
-    blended = blend(picture, heatmap, box, colormap=colormap, alpha=alpha)
+    blended = blend(picture, heatmap, box, colormap=colormap, alpha=alpha, opacity=opacity)
     if detection is not None:
         blended = outlined(blended, detection)
     return blended if style == "overlay" else np.concatenate([pixels_of(picture), blended], axis=1)

@@ -43,6 +43,7 @@ from camkit.types import (
     Extent,
     Failure,
     Fusion,
+    Opacity,
     Pixels,
     Placement,
     ReferenceScores,
@@ -404,6 +405,7 @@ class Explanation:
         style: Style = "overlay",
         colormap: str = "turbo",
         alpha: float = 0.5,
+        opacity: Opacity = "evidence",
         scale: ScaleLike = "shared",
         max_side: int | None = None,
     ) -> Pixels:
@@ -413,6 +415,8 @@ class Explanation:
             style: "overlay", "side-by-side", "heatmap", or "figure": the overlay with a caption and a colour bar.
             colormap: the name of one of OpenCV's colormaps.
             alpha: the weight of the colours, 0..1.
+            opacity: "evidence" fades the colours out where the heat is low, so that the picture stays as it is where
+                there is none; "even" gives all colours the same weight.
             scale: what the strongest colour stands for: "shared", the largest value among all targets that were
                 explained for this picture (a detector's box has its own); "each", the largest value of this map; or
                 a list of explanations, the largest value among them. Maps of another layer or method do not count.
@@ -422,22 +426,23 @@ class Explanation:
             The picture, H x W x 3 uint8 RGB. A figure has a size of its own.
 
         Raises:
-            InputError: the style, colormap or scale is unknown, alpha or max_side is out of range, or the map has one
-                axis.
+            InputError: the style, colormap, opacity or scale is unknown, alpha or max_side is out of range, or the map
+                has one axis.
         """
-        overlay.check(style, colormap, alpha, max_side)
+        overlay.check(style, colormap, alpha, opacity, max_side)
         resize: Resize | None = None
         if style == "figure":
             resize = functools.partial(figure.fitted, most=figure.side_within(max_side))
         elif max_side is not None:
             resize = functools.partial(overlay.limited, most=max_side)
-        return self._draw(style, colormap, alpha, scale, resize)
+        return self._draw(style, colormap, alpha, opacity, scale, resize)
 
     def captioned(
         self,
         *,
         colormap: str = "turbo",
         alpha: float = 0.5,
+        opacity: Opacity = "evidence",
         scale: ScaleLike = "shared",
         side: int = figure.LARGEST_SIDE,
         fixed: bool = False,
@@ -445,7 +450,7 @@ class Explanation:
         """Draw the overlay with its caption and a colour bar.
 
         Args:
-            colormap, alpha, scale: as for ``overlay``.
+            colormap, alpha, opacity, scale: as for ``overlay``.
             side: the largest longer side of the picture in the figure; the figure itself is a little larger.
             fixed: give every text a fixed number of lines, so that the figures of all frames of a video have one size.
 
@@ -455,13 +460,15 @@ class Explanation:
         Raises:
             InputError: as for ``overlay``.
         """
-        return self._draw("figure", colormap, alpha, scale, functools.partial(figure.fitted, most=side), fixed=fixed)
+        resize = functools.partial(figure.fitted, most=side)
+        return self._draw("figure", colormap, alpha, opacity, scale, resize, fixed=fixed)
 
     def _draw(
         self,
         style: Style,
         colormap: str,
         alpha: float,
+        opacity: Opacity,
         scale: ScaleLike,
         resize: Resize | None = None,
         *,
@@ -469,11 +476,16 @@ class Explanation:
         frame: int | None = None,
     ) -> Pixels:
         """Draw the map, or a frame of it, on the picture as ``resize`` returns it; with the words of a figure."""
-        overlay.check(style, colormap, alpha)
+        overlay.check(style, colormap, alpha, opacity)
         used = self.colour_scale(scale)
         heat = self.heatmap if used.maps == 1 else self.maps.heatmap(used.limits)
         paint = functools.partial(
-            draw, style="overlay" if style == "figure" else style, colormap=colormap, alpha=alpha, resize=resize
+            draw,
+            style="overlay" if style == "figure" else style,
+            colormap=colormap,
+            alpha=alpha,
+            opacity=opacity,
+            resize=resize,
         )
         if frame is not None and self._volume is not None:
             panel = paint(heat[frame], self._volume[frame])
@@ -504,18 +516,25 @@ class Explanation:
         return f"{most}: most evidence for {name}; {least}: none." + (f" But {self.doubt}" if self.doubt else "")
 
     def drawn_frames(
-        self, *, style: Style = "overlay", colormap: str = "turbo", alpha: float = 0.5, scale: ScaleLike = "shared"
+        self,
+        *,
+        style: Style = "overlay",
+        colormap: str = "turbo",
+        alpha: float = 0.5,
+        opacity: Opacity = "evidence",
+        scale: ScaleLike = "shared",
     ) -> Iterator[Pixels]:
         """Draw each frame of a clip, all on one scale. The arguments are those of ``overlay``.
 
         Raises:
-            InputError: the style, colormap or scale is unknown, alpha is out of range, or the map is not of a clip.
+            InputError: the style, colormap, opacity or scale is unknown, alpha is out of range, or the map is not of a
+                clip.
         """
         if not self.frames or self._volume is None:
             raise InputError("the explanation has no frames of a clip to draw; use overlay")
         resize = functools.partial(figure.fitted, most=figure.LARGEST_SIDE) if style == "figure" else None
         for number in range(len(self._volume)):
-            yield self._draw(style, colormap, alpha, scale, resize, fixed=True, frame=number)
+            yield self._draw(style, colormap, alpha, opacity, scale, resize, fixed=True, frame=number)
 
     def caption(self, scale: ColourScale | None = None) -> figure.Caption:
         """Return the words of the figure: what is explained, how, and what to know when reading the map."""
@@ -580,6 +599,7 @@ class Explanation:
         style: Style = "overlay",
         colormap: str = "turbo",
         alpha: float = 0.5,
+        opacity: Opacity = "evidence",
         scale: ScaleLike = "shared",
         max_side: int | None = None,
     ) -> Path:
@@ -590,7 +610,9 @@ class Explanation:
         Raises:
             OutputError: the file cannot be written, or its type is unknown.
         """
-        drawn = self.overlay(style=style, colormap=colormap, alpha=alpha, scale=scale, max_side=max_side)
+        drawn = self.overlay(
+            style=style, colormap=colormap, alpha=alpha, opacity=opacity, scale=scale, max_side=max_side
+        )
         return write_picture(path, drawn)
 
     @property
@@ -663,12 +685,18 @@ class Explanations(Tabular, list[Explanation]):
         return Explanations(super().__getitem__(place)) if isinstance(place, slice) else super().__getitem__(place)
 
     def sheet(
-        self, *, style: Style = "figure", colormap: str = "turbo", alpha: float = 0.5, scale: Scale | None = None
+        self,
+        *,
+        style: Style = "figure",
+        colormap: str = "turbo",
+        alpha: float = 0.5,
+        opacity: Opacity = "evidence",
+        scale: Scale | None = None,
     ) -> Pixels:
         """Draw all explanations side by side.
 
         Args:
-            style, colormap, alpha: as for ``Explanation.overlay``.
+            style, colormap, alpha, opacity: as for ``Explanation.overlay``.
             scale: "shared" draws all on one scale, so that pictures can be compared; "each" draws each on its own
                 scale. With None, the targets of one picture share a scale.
 
@@ -679,7 +707,8 @@ class Explanations(Tabular, list[Explanation]):
             raise InputError("there is no explanation to draw: the list is empty")
         resize = functools.partial(figure.fitted, most=360)  # the longest side on a sheet
         drawn = [
-            row._draw(style, colormap, alpha, self if scale == "shared" else scale or "shared", resize) for row in self
+            row._draw(style, colormap, alpha, opacity, self if scale == "shared" else scale or "shared", resize)
+            for row in self
         ]
         return figure.sheet(drawn)
 
@@ -690,6 +719,7 @@ class Explanations(Tabular, list[Explanation]):
         style: Style = "figure",
         colormap: str = "turbo",
         alpha: float = 0.5,
+        opacity: Opacity = "evidence",
         scale: Scale | None = None,
     ) -> Path:
         """Write the sheet to a file, completely or not at all; the suffix decides the type, and folders are created.
@@ -697,7 +727,8 @@ class Explanations(Tabular, list[Explanation]):
         Raises:
             OutputError: the file cannot be written, or its type is unknown.
         """
-        return write_picture(path, self.sheet(style=style, colormap=colormap, alpha=alpha, scale=scale))
+        drawn = self.sheet(style=style, colormap=colormap, alpha=alpha, opacity=opacity, scale=scale)
+        return write_picture(path, drawn)
 
     def table(self) -> Rows:
         """Return a row for each explanation, without its maps."""

@@ -29,7 +29,7 @@ from camkit.metrics.evaluator import Evaluator, Metric, OfModel, Value, find_met
 from camkit.models import black_box_in
 from camkit.tables import Rows, markdown_table
 from camkit.targets.scores import label_of
-from camkit.types import ImageLike, Pixels, Progress
+from camkit.types import ImageLike, Opacity, Pixels, Progress
 
 if TYPE_CHECKING:
     from camkit.models.loaded import Loadable
@@ -183,12 +183,12 @@ class ComparedPicture:
         ]
         return f"{'; '.join(parts)}."
 
-    def tiles(self, colormap: str, alpha: float) -> list[Tile]:
+    def tiles(self, colormap: str, alpha: float, opacity: Opacity) -> list[Tile]:
         """Return the picture and its maps as a sheet shows them."""
         tiles = [Tile(self.first.overlay(style="overlay", alpha=0.0, scale="each"), "the picture")]
         for compared in self.maps:
             if compared.explanation is not None and not compared.same_as:
-                pixels = compared.explanation.overlay(colormap=colormap, alpha=alpha, scale="each")
+                pixels = compared.explanation.overlay(colormap=colormap, alpha=alpha, opacity=opacity, scale="each")
                 tiles.append(Tile(pixels, compared.title, compared.words, GREY))
                 continue
             canvas, words = Canvas(_SIDE, _SIDE), compared.reason or f"the same as {compared.same_as}"
@@ -231,18 +231,18 @@ class Comparison(OfModel[ComparedPicture]):
             rows.append([cell.replace("|", "\\|") for cell in cells])
         return markdown_table(headings, rows)
 
-    def sheet(self, *, colormap: str = "turbo", alpha: float = 0.5) -> Pixels:
+    def sheet(self, *, colormap: str = "turbo", alpha: float = 0.5, opacity: Opacity = "evidence") -> Pixels:
         """Draw all maps on one sheet, each on its own scale, since the methods' units differ.
 
         Args:
-            colormap, alpha: as for ``Explanation.overlay``.
+            colormap, alpha, opacity: as for ``Explanation.overlay``.
 
         Returns:
             The sheet, height x width x 3 uint8 RGB.
         """
         blocks: list[Pixels] = []
         for row in self.rows:
-            tiles = row.tiles(colormap, alpha)
+            tiles = row.tiles(colormap, alpha, opacity)
             columns = math.ceil(len(tiles) / math.ceil(len(tiles) / _ACROSS))
             said = [row.about] if blocks else [f"{self.model}. {self.legend}", row.about]
             lines = [part for words in said for part in wrapped(words, columns * _SIDE, _LETTERS + 1, _MOST_LINES)]
@@ -258,14 +258,16 @@ class Comparison(OfModel[ComparedPicture]):
         of = "the score" if self.rows[0].probability is None else "the class's probability"
         return f'"Loses 80%": {of} falls by 80% if the hottest fifth of the picture is blurred; more is better'
 
-    def save(self, path: str | Path, *, colormap: str = "turbo", alpha: float = 0.5) -> Path:
+    def save(
+        self, path: str | Path, *, colormap: str = "turbo", alpha: float = 0.5, opacity: Opacity = "evidence"
+    ) -> Path:
         """Write the sheet to a file, completely or not at all; the suffix decides the type, and folders are created.
 
         Raises:
             OutputError: the file cannot be written, its type is unknown, or this type cannot be as high as the sheet.
         """
         check_sheet_file(path)
-        return write_picture(path, self.sheet(colormap=colormap, alpha=alpha))
+        return write_picture(path, self.sheet(colormap=colormap, alpha=alpha, opacity=opacity))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as plain JSON values, without the maps themselves."""

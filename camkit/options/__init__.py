@@ -45,6 +45,8 @@ Spread: TypeAlias = Literal["measured", "even"]
 """How a grid is spread over the picture: each cell where a measurement found it to look, or evenly."""
 Scale: TypeAlias = Literal["shared", "each"]
 """Whether maps are drawn on one scale, or each on its own."""
+Opacity: TypeAlias = Literal["evidence", "even"]
+"""Whether the colours over a picture fade out where there is no evidence, or have the same weight everywhere."""
 
 
 Targets: TypeAlias = "TargetLike | Sequence[TargetLike] | None"
@@ -344,6 +346,14 @@ class Explain(_Table):
     alpha: Annotated[_Share, Option("The weight of the colours over the picture, 0 to 1.", "SHARE", is_output=True)] = (
         0.5
     )
+    opacity: Annotated[
+        Opacity,
+        Option(
+            "evidence fades the colours out where the heat is low, so that the picture stays as it is where there is "
+            "none. even gives all colours the same weight.",
+            is_output=True,
+        ),
+    ] = "evidence"
     scale: Annotated[
         Scale | None,
         Option(

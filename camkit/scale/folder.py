@@ -307,7 +307,7 @@ def _frame(row: Explanation, drawing: dict[str, Any]) -> Pixels:
     """Draw a frame; all frames of a video get the same size."""
     if drawing["style"] != "figure":
         return row.overlay(**drawing)
-    figure = {name: drawing[name] for name in ("colormap", "alpha", "scale")}
+    figure = {name: drawing[name] for name in ("colormap", "alpha", "opacity", "scale")}
     return row.captioned(side=side_within(drawing["max_side"]), fixed=True, **figure)
 
 

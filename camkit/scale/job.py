@@ -146,7 +146,7 @@ class Job:
         """Return the arguments of ``Explanation.overlay``, with another scale if one is given."""
         how = self.how
         chosen = {"scale": scale or how.scale or "shared", "max_side": how.max_side or None}
-        return {"style": how.style, "colormap": how.colormap, "alpha": how.alpha, **chosen}
+        return {"style": how.style, "colormap": how.colormap, "alpha": how.alpha, "opacity": how.opacity, **chosen}
 
     def suffix_for(self, picture: str) -> str:
         """Return the suffix of the drawing of a picture: overlays of a JPEG are written as JPEG.

@@ -72,6 +72,7 @@ def test_every_colour_map_of_opencv_is_available_in_rgb():
         ("colormap", "turbos", "'turbo'"),
         ("colormap", "?", "viridis"),
         ("style", "side_by_side", "side-by-side"),
+        ("opacity", "evn", "'even'"),
         ("scale", "both", "scale is 'shared', 'each' or a list"),
         *(("alpha", alpha, "alpha") for alpha in (-0.1, 1.1, math.nan)),
     ],
@@ -86,10 +87,30 @@ def test_an_unknown_option_is_one_sentence(explanation, option, value, meant):
 
 @pytest.mark.parametrize("heat", [0.01, 0.25, 0.5, 0.75, 1.0])
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.5, 1.0])
-def test_a_constant_map_is_blended_linearly(photo, heat, alpha):
-    found = blend(photo, np.full((8, 8), heat, np.float32), None, colormap="turbo", alpha=alpha)
+@pytest.mark.parametrize("opacity", ["evidence", "even"])
+def test_a_constant_map_is_blended_linearly(photo, heat, alpha, opacity):
+    found = blend(photo, np.full((8, 8), heat, np.float32), None, colormap="turbo", alpha=alpha, opacity=opacity)
+    if opacity == "evidence" and heat < 0.3:
+        alpha *= 3 * (heat / 0.3) ** 2 - 2 * (heat / 0.3) ** 3
     colour = cv2.applyColorMap(np.array([[round(heat * 255)]], np.uint8), cv2.COLORMAP_TURBO)[0, 0, ::-1].astype(float)
-    assert np.abs(found - ((1 - alpha) * photo + alpha * colour)).max() <= 1
+    assert np.abs(found - ((1 - alpha) * photo + alpha * colour)).max() <= (1 if opacity == "even" else 1.5)
+
+
+@pytest.mark.parametrize("colormap", ["turbo", "viridis", "bone"])
+def test_the_colours_only_gain_weight_as_the_heat_rises(colormap):
+    ramp = np.linspace(0, 1, 256, dtype=np.float32)[None]
+    white, black = (blend(np.full((1, 256, 3), level, np.uint8), ramp, None, colormap=colormap) for level in (255, 0))
+    kept = white.astype(int) - black
+    assert (np.diff(kept, axis=1) <= 0).all()
+    assert (kept[:, 0] == 255).all()
+    assert (np.abs(kept[:, 77:] - 127.5) < 1).all(), "the whole weight from 0.3 on"
+
+
+def test_even_colours_are_the_weighted_mean_of_opencv(photo):
+    heat = np.random.default_rng(1).random(photo.shape[:2], np.float32) ** 3
+    colours = cv2.applyColorMap(np.rint(heat * 255).astype(np.uint8), cv2.COLORMAP_TURBO)[..., ::-1]
+    expected = cv2.addWeighted(photo, 0.5, np.ascontiguousarray(colours), 0.5, 0)
+    assert np.array_equal(blend(photo, heat, None, opacity="even"), expected)
 
 
 def test_the_cropped_part_is_darkened_and_keeps_its_hue(explanation, photo):
