@@ -60,30 +60,28 @@ class _Parts:
                     self.shown = _image("Picture", "shown", picture)
                     shown_heat = _image("Heat", "heat", heat)
                 sentence = gr.Markdown(said, elem_id="sentence")
+                with gr.Row(elem_classes="pictures", visible=False) as earlier:
+                    whole = _image("Picture before", "whole")
+                    before = _image("Heat before", "before")
+                with gr.Accordion("Contrast, method, layer and opacity", open=False, elem_id="more"):
+                    self.rather = gr.Dropdown([("", None)], label="Rather than", elem_id="rather")
+                    self.method = gr.Dropdown(viewer.methods(), value=CHOSEN, label="Method", elem_id="method")
+                    self.layer = gr.Dropdown(viewer.layers(first.model), value=CHOSEN, label="Layer", elem_id="layer")
+                    self.opacity = gr.Slider(0, 1, _OPACITY, label="Opacity of the heat", elem_id="opacity")
             with gr.Column(elem_id="side"):
                 with gr.Row(elem_id="sources"):
+                    several = len(viewer.models) > 1
                     self.model = gr.Dropdown(
-                        list(viewer.models), value=first.model, label="Model", elem_id="model",
-                        visible=len(viewer.models) > 1,
-                    )  # fmt: skip
+                        list(viewer.models), value=first.model, label="Model", elem_id="model", visible=several
+                    )
                     self.picture = gr.Dropdown(named, value=first.picture, label="Picture", elem_id="picture")
                     self.upload = gr.UploadButton("Your own picture", file_types=["image"], elem_id="upload", size="sm")
-                self.answers = _label("Answers", "answers", bars)
+                self.answers = _label("Answers: click on one for its heat", "answers", value=bars)
                 self.fill = gr.Radio(list(FILL_NAMES), value=first.fill, label="Cover with", elem_id="fill")
                 self.uncover = gr.Button("Uncover", elem_id="uncover", size="sm", interactive=False)
-        with gr.Row(elem_id="earlier", visible=False) as earlier:
-            with gr.Row(elem_classes="pictures"):
-                whole = _image("Picture before", "whole")
-                before = _image("Heat before", "before")
-            answers_before = _label("Answers before", "answers-before")
-        with gr.Accordion("Contrast, method, layer and opacity", open=False, elem_id="more"), gr.Row():
-            self.rather = gr.Dropdown([("", None)], label="Rather than", elem_id="rather")
-            self.method = gr.Dropdown(viewer.methods(), value=CHOSEN, label="Method", elem_id="method")
-            self.layer = gr.Dropdown(viewer.layers(first.model), value=CHOSEN, label="Layer", elem_id="layer")
-            self.opacity = gr.Slider(0, 1, _OPACITY, label="Opacity of the heat", elem_id="opacity")
-        with gr.Row(elem_id="actions"):
-            self.compare = gr.Button("Compare a dozen methods", elem_id="compare", size="md")
-            self.save = gr.Button("Save figure and values", elem_id="save", size="md")
+                self.compare = gr.Button("Compare a dozen methods", elem_id="compare", size="sm")
+                self.save = gr.Button("Save figure and values", elem_id="save", size="sm")
+                answers_before = _label("Answers before", "answers-before", visible=False)
         self.dragged = gr.Textbox(visible="hidden", elem_id="dragged")
         # Gradio would add a button that uploads the picture
         self.sheet = _image(None, "sheet", visible=False, buttons=["download", "fullscreen"])
@@ -99,8 +97,8 @@ def _image(label: str | None, name: str, value: Any = None, buttons: Sequence[st
     )
 
 
-def _label(label: str, name: str, value: Any = None) -> Any:
-    return gr.Label(value, label=label, num_top_classes=_BARS, elem_id=name, show_heading=False)
+def _label(label: str, name: str, **options: Any) -> Any:
+    return gr.Label(label=label, num_top_classes=_BARS, elem_id=name, show_heading=False, **options)
 
 
 def application(viewer: Viewer, folder: Path, host: str) -> Any:
@@ -278,12 +276,13 @@ def _seen(viewer: Viewer, look: Look, alpha: float) -> tuple[Any, ...]:
     """Return what the page shows: question, picture, heat, sentence and answers; those without the cover; choices."""
     row, found, detects = viewer.heat(look), viewer.answers(look), viewer.detects(look.model)
     no_box = None if row is not None else _no_box(viewer, look)
-    covered, before = None, (None, None, None)
+    covered, before = None, (gr.update(visible=False), None, None, gr.update(visible=False))
     if look.cover is not None:
         # The heat before is that of the same class, even if the covered picture has another best answer.
         asked = replace(look.uncovered, target=viewer.target(look))
         covered = viewer.covering(look)
-        before = _with_boxes(viewer, asked), _drawn(viewer, asked, alpha), _bars(viewer.answers(asked))
+        old_answers = gr.update(visible=True, value=_bars(viewer.answers(asked)))
+        before = gr.update(visible=True), _with_boxes(viewer, asked), _drawn(viewer, asked, alpha), old_answers
     others = [("", None), *((each.name, each.target) for each in found if each.target is not None)]
     words = f"Why {row.name}?" if row is not None else "Why no box?"
     return (
@@ -292,7 +291,6 @@ def _seen(viewer: Viewer, look: Look, alpha: float) -> tuple[Any, ...]:
         _drawn(viewer, look, alpha),
         no_box or _sentence(row),
         _bars(found),
-        gr.update(visible=look.cover is not None),
         *before,
         gr.update(interactive=look.cover is not None),
         gr.update(choices=[("", None)] if detects else others, value=look.rather_than, visible=not detects),
