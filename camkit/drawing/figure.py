@@ -1,7 +1,8 @@
 """Drawings in all styles: on a picture, on the frames of a clip or the slices of a volume, and with a caption.
 
-The captioned form has a title, what was done, the picture, a colour bar with its numbers, and notes. The functions here
-lay out what they are given; the caller, who knows what was explained, passes the words.
+The captioned form has a title, what the colours mean, the picture, a colour bar with its numbers, notes, and in small
+print what was done. The functions here lay out what they are given; the caller, who knows what was explained, passes
+the words.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from camkit.drawing.encode import Drawable, pixels_of, size_of, size_within
-from camkit.drawing.overlay import colorize, render
-from camkit.drawing.text import AMBER, GREY, INK, LINE, Anchor, Canvas, Colour, fitting, wrapped
+from camkit.drawing.overlay import blend, colorize, render
+from camkit.drawing.text import AMBER, GREY, INK, LINE, PAPER, Anchor, Canvas, Colour, fitting, wrapped
 from camkit.errors import InputError
 from camkit.types import Box, Opacity, Pixels, Style
 
@@ -175,7 +176,7 @@ _NARROWEST = 320
 _GROWTH, _MOST_GROWTH = 0.4, 1.5
 """Text grows with this power of the width, so that it neither shouts under a small picture nor vanishes beside a large
 one, up to one and a half times its smallest size."""
-_TITLE, _SMALL = 19, 13
+_TITLE, _SMALL, _PRINT = 21, 13, 11
 """Font sizes at the smallest width."""
 _MARGIN, _GAP = 16, 10
 _LEADING = 1.4
@@ -192,15 +193,17 @@ class Caption:
 
     Attributes:
         title: what is explained, and how likely the model finds it.
-        lines: what was done, in grey.
+        lines: what was done, in small print.
         warnings: what the reader must know to read the picture, in amber.
         remarks: what helps to read it, in grey.
+        meaning: what the colours mean.
     """
 
     title: str
     lines: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+    meaning: str = ""
 
 
 @dataclass(frozen=True)
@@ -322,6 +325,7 @@ def compose(
     *,
     unit: str = "",
     colormap: str = "turbo",
+    opacity: Opacity = "evidence",
     reached: float | None = None,
     fixed: bool = False,
 ) -> Pixels:
@@ -333,10 +337,11 @@ def compose(
         scale: what the strongest colour stands for; None if nothing is coloured.
         unit: what the numbers of the colour bar are.
         colormap: the name of the colour map.
+        opacity: as for ``blend``.
         reached: the largest value of the map itself, which gets a mark on the bar; None for no mark.
         fixed: make the size depend on nothing but the panel and the number of lines, as the frames of a video must:
-            there is room for one line of each text above the picture, for the bar, and for two lines of each text
-            below.
+            there is room for the title in one line, its meaning in two, the bar, the small print in one line each,
+            and all notes in two.
 
     Returns:
         The figure, height x width x 3, uint8 RGB.
@@ -344,33 +349,41 @@ def compose(
     column = _Column(max(panel.shape[1], _NARROWEST), fixed=fixed)
     small, gap = column.grown(_SMALL), column.grown(_GAP)
     column.text(caption.title, column.grown(_TITLE), INK, 1 if fixed else _TITLE_LINES)
-    for words in caption.lines:
-        column.text(words, small, GREY, 1 if fixed else _DETAIL_LINES)
+    column.text(caption.meaning, small, INK, _FIXED_NOTE_LINES if fixed else _NOTE_LINES)
     column.space(gap)
     panel_top = column.space(panel.shape[0])
     column.space(gap)
     bar_top = 0
     if scale is not None or fixed:
         bar_top = column.space(column.grown(_BAR) + column.grown(_TICK) + small * _LEADING + gap / 4)
-        column.text("" if scale is None else scale.words(unit, reached), small, GREY, _DETAIL_LINES)
     notes = [(words, AMBER) for words in caption.warnings] + [(words, GREY) for words in caption.remarks]
     if fixed:
         notes = [(" ".join(words for words, _ in notes), notes[0][1] if notes else GREY)]
-    for words, colour in notes:
-        column.text(words, small, colour, _FIXED_NOTE_LINES if fixed else _NOTE_LINES)
+    noted = [(words, small, colour, _FIXED_NOTE_LINES if fixed else _NOTE_LINES) for words, colour in notes]
+    printed = [
+        (words, column.grown(_PRINT), GREY, 1 if fixed else _DETAIL_LINES)
+        for words in ("" if scale is None else scale.words(unit, reached), *caption.lines)
+    ]
+    # In a video, the notes of a frame may be empty, and their space is at the end
+    for line in [*printed, *noted] if fixed else [*noted, *printed]:
+        column.text(*line)
     canvas = column.canvas()
     canvas.picture(column.margin + (column.width - panel.shape[1]) // 2, panel_top, panel)
     if scale is not None:
-        _draw_bar(canvas, scale.largest, colormap, reached, column, bar_top)
+        _draw_bar(canvas, scale.largest, colormap, opacity, reached, column, bar_top)
     return canvas.pixels()
 
 
-def _draw_bar(canvas: Canvas, largest: float, colormap: str, reached: float | None, column: _Column, top: int) -> None:
+def _draw_bar(
+    canvas: Canvas, largest: float, colormap: str, opacity: Opacity, reached: float | None, column: _Column, top: int
+) -> None:
     """Draw the colours from 0 to the largest value, with numbers at both ends and in the middle, and the map's mark."""
     high, tick, size = column.grown(_BAR), column.grown(_TICK), column.grown(_SMALL)
     left, width = column.margin, column.width
     ramp = np.tile(np.linspace(0, 1, width, dtype=np.float32), (high, 1))
-    canvas.picture(left, top, colorize(ramp, colormap))
+    paper = np.full((high, width, 3), PAPER, np.uint8)
+    canvas.box(left - 1, top - 1, left + width + 1, top + high + 1, LINE)
+    canvas.picture(left, top, blend(paper, ramp, None, colormap=colormap, alpha=1.0, opacity=opacity))
     middle = round(top + high + tick + size * _LEADING / 2)
     ends: tuple[tuple[float, Anchor], ...] = ((0.0, "left"), (0.5, "middle"), (1.0, "right"))
     for share, anchor in ends:

@@ -24,9 +24,9 @@ COLORMAPS: dict[str, int] = {
 STYLES: tuple[Style, ...] = ("overlay", "side-by-side", "heatmap", "figure")
 
 
-_FULL = 0.3
-"""From this heat on, the colours have their whole weight; below it they fade out smoothly. On photos of snow, skin,
-leaves and night, 0.02 is then invisible, 0.05 a breath, and 0.1, 0.2 and 0.3 can be told apart."""
+_FULL = 0.2
+"""From this heat on, the colours have their whole weight; below it they fade out smoothly. On photos, 0.02 is then
+invisible, 0.05 faint, and 0.1 to 0.3 can be told apart. With 0.3, a heat of 0.2 could not be seen on a blue sky."""
 
 
 def check(style: str, colormap: str, alpha: float, opacity: str = "evidence", max_side: int | None = None) -> None:

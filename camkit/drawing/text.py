@@ -80,6 +80,21 @@ def fitting(words: str, width: float | int, size: int = 14) -> str:
     return _shortened(words, kept) if kept > 1 else "..."
 
 
+def short_name(name: str, most: int = 36) -> str:
+    """Return a dotted name, without parts of its middle if it has more than ``most`` letters; its end says most.
+
+    >>> short_name("model.encoder.vision.tower.layers.11.output")
+    'model.encoder.….layers.11.output'
+    """
+    parts = name.split(".")
+    for kept in range(len(parts) - 1, 1, -1):
+        if len(name) <= most:
+            break
+        start = (kept - 1) // 2
+        name = ".".join([*parts[:start], "…", *parts[len(parts) - kept + start :]])
+    return name
+
+
 def _most_fitting(start: Callable[[int], str], letters: int, width: float | int, size: int) -> int:
     """Return how many of the letters of a text that is too wide can stay; ``start`` returns the text with that many."""
     return bisect.bisect_right(range(1, letters), width, key=lambda count: width_of(start(count), size))

@@ -21,6 +21,7 @@ from torch import Tensor
 from camkit.drawing import figure, overlay
 from camkit.drawing.encode import Drawable, as_html, encode, pixels_of, size_of
 from camkit.drawing.figure import ColourScale, Resize, draw
+from camkit.drawing.text import short_name
 from camkit.engine import heatmap as heat
 from camkit.engine.passes import Capture
 from camkit.errors import InputError, MethodError, TargetError, advice
@@ -497,21 +498,25 @@ class Explanation:
         caption = self.caption(used)
         if self.status != "ok":
             return figure.compose(panel, caption, fixed=fixed)
-        if not fixed:  # a video's figure has no room for it
-            caption = replace(caption, remarks=(self.meaning(colormap), *caption.remarks))
+        if self._drawable is None and self._volume is None:
+            opacity = "even"  # the colours are drawn alone
+        caption = replace(caption, meaning=self.meaning(colormap, opacity))
         reached = self.maps.maxima[0] if used.maps > 1 and len(used.limits) == 1 else None
         method = known_method(self.method)
         unit = self.unit or (WEIGHTED if method is None else method.unit)
-        return figure.compose(panel, caption, used, unit=unit, colormap=colormap, reached=reached, fixed=fixed)
+        colours: dict[str, Any] = {"colormap": colormap, "opacity": opacity, "reached": reached}
+        return figure.compose(panel, caption, used, unit=unit, fixed=fixed, **colours)
 
     @functools.cached_property
     def _volume(self) -> UInt8[np.ndarray, "d h w 3"] | None:
         return as_volume_pixels(self.shown) if isinstance(self.shown, Tensor) and len(self.maps.size) == 3 else None
 
-    def meaning(self, colormap: str = "turbo") -> str:
+    def meaning(self, colormap: str = "turbo", opacity: Opacity = "evidence") -> str:
         """Return what the colours mean as a sentence, for people who see such a picture for the first time."""
         # Everybody would call the ends of two colour maps so
         most, least = ("Red", "blue") if colormap in ("turbo", "jet") else ("Right end of the bar", "left end")
+        if opacity == "evidence":
+            least = f"{least}: little; no colour" if least == "blue" else "no colour"
         name = self.name if len(self.name) <= 40 else "it"
         return f"{most}: most evidence for {name}; {least}: none." + (f" But {self.doubt}" if self.doubt else "")
 
@@ -541,7 +546,7 @@ class Explanation:
         known = known_method(self.method)
         method = self.method if known is None else known.title
         cells = "x".join(map(str, self.raw.shape))
-        *others, layer = self.layer.split("+")
+        *others, layer = map(short_name, self.layer.split("+"))
         where = f"layer {layer}, {cells} cells"
         if self.method == SHARPENED.name:
             method, where = "Grad-CAM", f"layer {layer}, sharpened by {others[0]}, {cells} cells"
@@ -566,8 +571,8 @@ class Explanation:
                 "no_influence": "Empty map: the target's gradient is zero at this layer.",
                 "non_finite": "No map: it contains NaN or infinity.",
             }[self.status]
-        # A colour map has 255 steps
-        elif scale is not None and len(scale.limits) == 1 and self.maps.maxima[0] * 255 < scale.limits[0]:
+        # Below a twentieth of the scale, colours can hardly be seen
+        elif scale is not None and len(scale.limits) == 1 and self.maps.maxima[0] * 20 < scale.limits[0]:
             yield "The map is too weak to be visible on this scale."
         if UNSURE in self.layer_reason:
             yield "Unsure: camkit could not measure where in the picture the layer's cells lie."

@@ -327,7 +327,7 @@ def _without_target(pixels: Pixels, reason: str, drawing: dict[str, Any]) -> Pix
     """Draw a frame in which the target does not exist, as the other frames are drawn."""
     style, most = drawing["style"], drawing["max_side"]
     if style == "figure":
-        caption = Caption("no such target in this frame", ("", reason))
+        caption = Caption("no such target in this frame", ("", ""), meaning=reason)
         return compose(fitted(pixels, side_within(most)), caption, fixed=True)
     picture = pixels if most is None else limited(pixels, most)
     return render(picture, np.zeros(size_of(picture), np.float32), None, style=style, colormap=drawing["colormap"])

@@ -29,7 +29,7 @@ from camkit.explaining.explanation import Explanations
 from camkit.types import Box
 
 PRESET = ImageClassification(crop_size=32, resize_size=32)
-INK, GREY, AMBER = (32, 33, 36), (110, 114, 120), (176, 92, 0)
+INK, GREY, AMBER, LINE = (32, 33, 36), (110, 114, 120), (176, 92, 0), (222, 224, 228)
 NAMES = ["bright", "pale", "dark"]
 
 
@@ -84,14 +84,14 @@ def places(
 
 
 def bar_of(figure: np.ndarray, colormap: int = cv2.COLORMAP_TURBO) -> np.ndarray:
-    """Return the rows of the colour bar: those that begin with the colour of 0 and end with that of 1."""
-    ends = cv2.cvtColor(cv2.applyColorMap(np.array([[0, 255]], np.uint8), colormap), cv2.COLOR_BGR2RGB)[0]
+    """Return the rows of the colour bar: in a thin frame, from the paper to the colour of 1."""
+    end = cv2.cvtColor(cv2.applyColorMap(np.array([[255]], np.uint8), colormap), cv2.COLOR_BGR2RGB)[0, 0]
     rows = [
         row
         for row in figure
         if (ink := np.nonzero((row != 255).any(1))[0]).size
-        and np.array_equal(row[ink[0]], ends[0])
-        and np.array_equal(row[ink[-1]], ends[1])
+        and all(np.array_equal(row[place], LINE) for place in (ink[0], ink[-1]))
+        and np.array_equal(row[ink[-1] - 1], end)
     ]
     return np.array(rows)
 
@@ -151,10 +151,39 @@ def test_the_figure_says_what_was_explained_and_how(tmp_path):
     (title,) = places(figure, f"bright: {found.probability:.1%}", INK)
     (method,) = places(figure, "Grad-CAM at layer cells, 8x8 cells")
     (value,) = places(figure, f"logit: {found.score:.3g} \N{MIDDLE DOT} photo.png")
+    (meaning,) = places(figure, "Right end of the bar: most evidence for bright; no colour: none.", INK)
     left, top = find(figure, found.overlay(**drawn))
     assert left == (figure.shape[1] - 640) // 2
-    assert title[1] < method[1] < value[1] < top
-    assert title[2] > method[2] == value[2]
+    assert title[1] < meaning[1] < top < method[1] < value[1]
+    assert title[2] > meaning[2] > method[2] == value[2]
+
+
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [
+        ("features.denseblock4.conv1", "features.denseblock4.conv1"),
+        ("model.encoder.vision.tower.layers.11.output", "model.encoder.\N{HORIZONTAL ELLIPSIS}.layers.11.output"),
+        ("model.vision_model.encoder.layers.11.layer_norm2", "model.\N{HORIZONTAL ELLIPSIS}.layers.11.layer_norm2"),
+        ("x" * 50, "x" * 50),
+    ],
+)
+def test_a_long_layer_name_loses_parts_of_its_middle(layer, said):
+    found = replace(explained(noise(40, 60)), layer=layer)
+    assert found.caption().lines[0] == f"Grad-CAM at layer {said}, 8x8 cells"
+
+
+@pytest.mark.parametrize(
+    ("colormap", "opacity", "said"),
+    [
+        ("turbo", "evidence", "Red: most evidence for bright; blue: little; no colour: none."),
+        ("jet", "even", "Red: most evidence for bright; blue: none."),
+        ("bone", "evidence", "Right end of the bar: most evidence for bright; no colour: none."),
+        ("bone", "even", "Right end of the bar: most evidence for bright; left end: none."),
+    ],
+)
+def test_the_meaning_is_that_of_the_colours_drawn(colormap, opacity, said):
+    figure = explained(noise(480, 640)).overlay(style="figure", colormap=colormap, opacity=opacity)
+    assert places(figure, said, INK)
 
 
 def test_the_colour_bar_has_the_colours_and_the_numbers_of_the_map():
@@ -163,9 +192,14 @@ def test_the_colour_bar_has_the_colours_and_the_numbers_of_the_map():
     largest = float(enlarged(found).max())
     bar = bar_of(figure, cv2.COLORMAP_JET)
     ink = np.nonzero((bar[0] != 255).any(1))[0]
+    ink = np.arange(ink[0] + 1, ink[-1])
     steps = np.rint(np.linspace(0, 1, len(ink)) * 255).astype(np.uint8)
     ramp = cv2.cvtColor(cv2.applyColorMap(steps[None], cv2.COLORMAP_JET), cv2.COLOR_BGR2RGB)[0]
-    assert np.abs(bar[0][ink].astype(int) - ramp).max() <= 4
+    share = np.minimum(steps / 255 / 0.2, 1)[:, None]
+    share = share**2 * (3 - 2 * share)
+    assert np.abs(bar[0][ink] - (255 * (1 - share) + ramp * share)).max() <= 4
+    even = bar_of(found.overlay(style="figure", colormap="jet", opacity="even"), cv2.COLORMAP_JET)
+    assert np.abs(even[0][ink].astype(int) - ramp).max() <= 4
     (zero,) = places(figure, "0", INK)[:1]
     (half,) = places(figure, f"{largest / 2:.3g}", INK)
     (end,) = places(figure, f"{largest:.3g}", INK)
@@ -336,6 +370,20 @@ def test_the_map_is_aligned_with_the_original_picture():
     assert not explained(noise(100, 200), 2).heatmap_on_picture().any(), "an empty map is zero everywhere"
 
 
+@pytest.mark.parametrize("style", ["overlay", "side-by-side", "figure"])
+@pytest.mark.parametrize("opacity", ["evidence", "even"])
+def test_the_photo_stays_itself_where_there_is_no_heat(style, opacity):
+    photo = noise(480, 640)
+    photo[:, :320] //= 5  # darker than the mean that the preprocessing subtracts
+    found = explained(photo)
+    cold = found.heatmap_on_picture(unseen=1.0) == 0
+    assert 0.2 < cold.mean() < 0.8
+    drawn = found.overlay(style=style, opacity=opacity)
+    left, top = find(drawn, found.overlay(opacity=opacity))
+    shown = drawn[top : top + 480, left : left + 640]
+    assert np.array_equal(shown[cold], photo[cold]) == (opacity == "evidence")
+
+
 # --- volumes
 
 
@@ -426,6 +474,18 @@ def test_a_shell_writes_figures(tmp_path, capsys):
             assert np.array_equal(np.asarray(picture), row.overlay(style="figure"))
     printed = capsys.readouterr().out
     assert printed.count(f"colours from {found[0].colour_scale()}\n") == 2 - (found[1].status != "ok")
+
+
+@pytest.mark.parametrize("way", ["shell", "config"])
+def test_the_opacity_in_a_shell_and_in_a_config(tmp_path, way):
+    config = tmp_path / "camkit.toml"
+    config.write_text('[explain]\nopacity = "even"\n')
+    options = ["--opacity", "even"] if way == "shell" else ["--config", str(config)]
+    assert (
+        main([PLANE, "--model", "demo-fair", "--out", str(tmp_path / "heat.png"), "--style", "overlay", *options]) == 0
+    )
+    with Image.open(tmp_path / "heat.png") as picture:
+        assert np.array_equal(np.asarray(picture), camkit.explain("demo-fair", PLANE).overlay(opacity="even"))
 
 
 @pytest.mark.parametrize("scale", ["each", "shared"])

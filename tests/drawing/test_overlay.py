@@ -85,13 +85,13 @@ def test_an_unknown_option_is_one_sentence(explanation, option, value, meant):
 # --- the blend
 
 
-@pytest.mark.parametrize("heat", [0.01, 0.25, 0.5, 0.75, 1.0])
+@pytest.mark.parametrize("heat", [0.01, 0.1, 0.25, 0.5, 0.75, 1.0])
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.5, 1.0])
 @pytest.mark.parametrize("opacity", ["evidence", "even"])
 def test_a_constant_map_is_blended_linearly(photo, heat, alpha, opacity):
     found = blend(photo, np.full((8, 8), heat, np.float32), None, colormap="turbo", alpha=alpha, opacity=opacity)
-    if opacity == "evidence" and heat < 0.3:
-        alpha *= 3 * (heat / 0.3) ** 2 - 2 * (heat / 0.3) ** 3
+    if opacity == "evidence" and heat < 0.2:
+        alpha *= 3 * (heat / 0.2) ** 2 - 2 * (heat / 0.2) ** 3
     colour = cv2.applyColorMap(np.array([[round(heat * 255)]], np.uint8), cv2.COLORMAP_TURBO)[0, 0, ::-1].astype(float)
     assert np.abs(found - ((1 - alpha) * photo + alpha * colour)).max() <= (1 if opacity == "even" else 1.5)
 
@@ -103,7 +103,7 @@ def test_the_colours_only_gain_weight_as_the_heat_rises(colormap):
     kept = white.astype(int) - black
     assert (np.diff(kept, axis=1) <= 0).all()
     assert (kept[:, 0] == 255).all()
-    assert (np.abs(kept[:, 77:] - 127.5) < 1).all(), "the whole weight from 0.3 on"
+    assert (np.abs(kept[:, 51:] - 127.5) < 1).all(), "the whole weight from 0.2 on"
 
 
 def test_even_colours_are_the_weighted_mean_of_opencv(photo):
