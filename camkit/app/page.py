@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import html
 import json
 import tempfile
@@ -26,8 +25,8 @@ from camkit.drawing.overlay import outlined
 from camkit.drawing.text import width_of, write
 from camkit.errors import CamkitError, InputError, as_error, as_markdown, brief, own_place, printable
 from camkit.explaining.explanation import Explanation
+from camkit.kit import wording
 from camkit.kit.pages import templates
-from camkit.kit.wording import number
 from camkit.types import Pixels
 
 _BARS = 8
@@ -37,7 +36,7 @@ _OPACITY = 0.5
 """The opacity of the heat when the page opens."""
 
 _HERE = Path(__file__).parent
-_HTML: Any = templates("camkit.app").get_template("parts.html", globals={"number": number}).module
+_HTML: Any = templates("camkit.app").get_template("parts.html", globals={"number": wording.number}).module
 
 
 class _Parts:
@@ -45,12 +44,12 @@ class _Parts:
 
     Args:
         viewer: what the page shows.
-        first: what it shows first.
-        shown_first: the first values of ``_seen``, so that the page is complete as soon as it opens.
+        first: what it shows first; that is computed here, so that the page is complete as soon as it opens.
     """
 
-    def __init__(self, viewer: Viewer, first: Look, shown_first: Sequence[Any]) -> None:
-        question, picture, heat, said, bars = shown_first
+    def __init__(self, viewer: Viewer, first: Look) -> None:
+        question, picture, heat, said, bars, *_ = _seen(viewer, first, _OPACITY)
+        others, detects = _others(viewer, first), viewer.detects(first.model)
         named = [(Path(file).name, file) for file in viewer.pictures]
         self.look = gr.State(first)
         with gr.Row(elem_id="stage"):
@@ -64,7 +63,7 @@ class _Parts:
                     whole = _image("Picture before", "whole")
                     before = _image("Heat before", "before")
                 with gr.Accordion("Contrast, method, layer and opacity", open=False, elem_id="more"):
-                    self.rather = gr.Dropdown([("", None)], label="Rather than", elem_id="rather")
+                    self.rather = gr.Dropdown(others, label="Rather than", elem_id="rather", visible=not detects)
                     self.method = gr.Dropdown(viewer.methods(), value=CHOSEN, label="Method", elem_id="method")
                     self.layer = gr.Dropdown(viewer.layers(first.model), value=CHOSEN, label="Layer", elem_id="layer")
                     self.opacity = gr.Slider(0, 1, _OPACITY, label="Opacity of the heat", elem_id="opacity")
@@ -79,7 +78,7 @@ class _Parts:
                 self.answers = _label("Answers: click on one for its heat", "answers", value=bars)
                 self.fill = gr.Radio(list(FILL_NAMES), value=first.fill, label="Cover with", elem_id="fill")
                 self.uncover = gr.Button("Uncover", elem_id="uncover", size="sm", interactive=False)
-                self.compare = gr.Button("Compare a dozen methods", elem_id="compare", size="sm")
+                self.compare = gr.Button("Compare a dozen methods", elem_id="compare", size="sm", visible=not detects)
                 self.save = gr.Button("Save figure and values", elem_id="save", size="sm")
                 answers_before = _label("Answers before", "answers-before", visible=False)
         self.dragged = gr.Textbox(visible="hidden", elem_id="dragged")
@@ -125,10 +124,10 @@ def application(viewer: Viewer, folder: Path, host: str) -> Any:
     served.add_middleware(TrustedHostMiddleware, allowed_hosts=[host, "localhost"])  # no page of another host
     served.middleware("http")(without_others)
 
-    @served.get("/report/{number}")
-    async def report(number: int) -> FileResponse:
+    def report(number: int) -> FileResponse:
         return FileResponse(viewer.reports[number] / "report.html")
 
+    served.get("/report/{number}")(report)
     page = _page(viewer, folder)
     page.has_launched = True  # otherwise Gradio reads any file that a request names as an upload
     # Bytes of a picture that a visitor may upload
@@ -151,19 +150,15 @@ def application(viewer: Viewer, folder: Path, host: str) -> Any:
 
 def _page(viewer: Viewer, saved: Path) -> Any:
     first = Look(next(iter(viewer.models)), viewer.first_readable())
-    shown_first: Sequence[Any] = (None,) * 5
-    with contextlib.suppress(Exception):  # the page says why when it has opened
-        shown_first = _seen(viewer, first, _OPACITY)[:5]
     with gr.Blocks(title="camkit", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
         gr.HTML(_HTML.header(Markup((_HERE / "logo.svg").read_text())), elem_id="header")
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Why?"):
-                parts = _Parts(viewer, first, shown_first)
-                _react(viewer, parts, page)
+                parts = _Parts(viewer, first)
+                _react(viewer, parts)
             with gr.Tab("May it ship?"):
-                verdicts = gr.HTML(_verdicts(viewer), elem_id="verdicts")
-                can_run = viewer.check is not None and not viewer.reports
-                run = gr.Button("Check the demo networks", variant="primary", visible=can_run, elem_id="run-check")
+                verdicts = gr.HTML(lambda: _verdicts(viewer), elem_id="verdicts")
+                run = gr.Button("Check the demo networks", visible=viewer.check is not None, elem_id="run-check")
 
         def compared(asked: Look) -> Any:
             return _said(lambda: gr.update(value=viewer.comparison(asked), visible=True))
@@ -172,15 +167,15 @@ def _page(viewer: Viewer, saved: Path) -> Any:
             return _said(lambda: gr.update(value=_saved(viewer, asked, alpha, saved), visible=True))
 
         def checked() -> Any:
-            def act() -> tuple[Any, ...]:
+            def act() -> str:
                 viewer.reports = viewer.reports or viewer.check(saved)
-                return _verdicts(viewer), gr.update(visible=False)
+                return _verdicts(viewer)
 
-            return _said(act, 2)
+            return _said(act)
 
         parts.compare.click(compared, parts.look, parts.sheet, api_visibility="private")
         parts.save.click(write, [parts.look, parts.opacity], parts.files, api_visibility="private")
-        run.click(checked, None, [verdicts, run], api_visibility="private")
+        run.click(checked, None, verdicts, api_visibility="private")
     return page
 
 
@@ -188,11 +183,10 @@ def _verdicts(viewer: Viewer) -> str:
     """Return the verdicts of the checks, or how to get one."""
     if not viewer.reports:
         return str(_HTML.no_check(viewer.check is not None))
-    shown = [_HTML.verdict(report, f"report/{place}") for place, report in enumerate(viewer.verdicts())]
-    return "".join(shown)
+    return "".join(_HTML.verdict(report, f"report/{place}") for place, report in enumerate(viewer.verdicts()))
 
 
-def _react(viewer: Viewer, parts: _Parts, page: Any) -> None:
+def _react(viewer: Viewer, parts: _Parts) -> None:
     """Let each event change what is looked at, and show that."""
     options = {"outputs": parts.seen, "api_visibility": "private", "show_progress": "minimal"}
 
@@ -236,7 +230,6 @@ def _react(viewer: Viewer, parts: _Parts, page: Any) -> None:
     def named(choice: str) -> str | None:
         return None if choice == CHOSEN else choice
 
-    on(page.load, lambda asked: asked)
     on(parts.opacity.release, lambda asked: asked)
     on(parts.model.input, lambda asked, name: Look(name, asked.picture, fill=asked.fill), parts.model)
     on(parts.picture.input, lambda asked, file: another(asked, viewer.named(file)), parts.picture)
@@ -275,27 +268,31 @@ def _said(act: Callable[[], Any], outputs: int = 1) -> Any:
 def _seen(viewer: Viewer, look: Look, alpha: float) -> tuple[Any, ...]:
     """Return what the page shows: question, picture, heat, sentence and answers; those without the cover; choices."""
     row, found, detects = viewer.heat(look), viewer.answers(look), viewer.detects(look.model)
-    no_box = None if row is not None else _no_box(viewer, look)
-    covered, before = None, (gr.update(visible=False), None, None, gr.update(visible=False))
+    said = _no_box(viewer, look) if row is None else _sentence(row)
+    covered, before = None, [gr.update(visible=False), None, None, gr.update(visible=False)]
     if look.cover is not None:
         # The heat before is that of the same class, even if the covered picture has another best answer.
         asked = replace(look.uncovered, target=viewer.target(look))
         covered = viewer.covering(look)
         old_answers = gr.update(visible=True, value=_bars(viewer.answers(asked)))
-        before = gr.update(visible=True), _with_boxes(viewer, asked), _drawn(viewer, asked, alpha), old_answers
-    others = [("", None), *((each.name, each.target) for each in found if each.target is not None)]
-    words = f"Why {row.name}?" if row is not None else "Why no box?"
+        before = [gr.update(visible=True), _with_boxes(viewer, asked), _drawn(viewer, asked, alpha), old_answers]
+    question = "Why no box?" if row is None else f"Why {row.name}?"
     return (
-        str(_HTML.question(words, viewer.picture(look).size, covered)),
+        str(_HTML.question(question, viewer.picture(look).size, covered)),
         _with_boxes(viewer, look),
         _drawn(viewer, look, alpha),
-        no_box or _sentence(row),
+        said,
         _bars(found),
         *before,
         gr.update(interactive=look.cover is not None),
-        gr.update(choices=[("", None)] if detects else others, value=look.rather_than, visible=not detects),
+        gr.update(choices=_others(viewer, look), value=look.rather_than, visible=not detects),
         gr.update(visible=not detects),
     )
+
+
+def _others(viewer: Viewer, look: Look) -> list[tuple[str, int | None]]:
+    """Return the classes that the target may be contrasted with, after a first empty choice."""
+    return [("", None), *((each.name, each.target) for each in viewer.answers(look) if each.target is not None)]
 
 
 def _with_boxes(viewer: Viewer, look: Look) -> Pixels:

@@ -102,7 +102,8 @@ class Viewer:
         models: the models by name.
         pictures: the files that visitors may choose.
         reports: folders of finished checks.
-        check: checks the models, writes into a folder, and returns the folders of the reports; None if there is no data.
+        check: checks the models and returns the folders of the reports, which it writes into a folder; None if there is
+            no data for it.
     """
 
     def __init__(
@@ -112,7 +113,8 @@ class Viewer:
         reports: Sequence[Path] = (),
         check: Callable[[Path], Sequence[Path]] | None = None,
     ) -> None:
-        self.reports, self.check = reports, check
+        self.reports = reports
+        self.check: Any = check
         self.models, self.pictures = dict(models), [str(file) for file in pictures]
         self._detectors = {name for name, model in self.models.items() if model.detects}
         keep = functools.lru_cache(64)  # so that going back to a class or another opacity computes nothing
@@ -266,12 +268,9 @@ class Viewer:
         Raises:
             InputError: a folder has no report of a check.
         """
-        sentence = "--check needs the folder of a check's reports, such as camkit-check; there is no report in {}"
-        reports = []
-        for folder in self.reports:
-            with as_error(InputError, lambda _, folder=folder: sentence.format(folder)):
-                reports.append(json.loads((folder / "report.json").read_text()))
-        return reports
+        needs = "--check needs the folder of a check's reports, such as camkit-check"
+        with as_error(InputError, lambda error: f"{needs}: {error}"):
+            return [json.loads((folder / "report.json").read_text()) for folder in self.reports]
 
     def comparison(self, look: Look) -> Pixels:
         """Draw a dozen methods side by side for the target, at the layer that was chosen.

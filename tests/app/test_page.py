@@ -112,7 +112,7 @@ def test_the_tour_starts_without_a_model_and_asks_nobody_else(page: Page, addres
     page.reload()
     page.wait_for_selector("#heat img")
     says(page, "plane")
-    assert "Red: most evidence for plane; blue: none." in page.inner_text("#sentence")
+    assert "Red: most evidence for plane; blue: little; no colour: none." in page.inner_text("#sentence")
     assert [url for url in asked if not url.startswith((address, "data:", "blob:"))] == []
     assert errors == []
 
@@ -155,6 +155,7 @@ def test_a_drawn_rectangle_is_covered_and_one_over_the_edge_covers_all(page: Pag
 
 
 def test_a_contrast_and_a_method_are_chosen(page: Page) -> None:
+    page.click("#more > button")
     page.locator("#rather input").click()
     page.get_by_role("option", name="bird", exact=True).click()
     says(page, "plane rather than bird")
