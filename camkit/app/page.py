@@ -81,7 +81,7 @@ class _Parts:
                 self.compare = gr.Button("Compare a dozen methods", elem_id="compare", size="sm", visible=not detects)
                 self.save = gr.Button("Save figure and values", elem_id="save", size="sm")
                 answers_before = _label("Answers before", "answers-before", visible=False)
-        self.dragged = gr.Textbox(visible="hidden", elem_id="dragged")
+        self.pointed = gr.Textbox(visible="hidden", elem_id="pointed")
         # Gradio would add a button that uploads the picture
         self.sheet = _image(None, "sheet", visible=False, buttons=["download", "fullscreen"])
         self.files = gr.Files(label="Saved", visible=False, elem_id="files")
@@ -205,27 +205,30 @@ def _react(viewer: Viewer, parts: _Parts) -> None:
 
         event(act, [parts.look, parts.opacity, *inputs], **options)
 
-    def on_select(event: Any, change: Callable[..., Look]) -> None:
-        def act(asked: Look, alpha: float, selected: gr.SelectData) -> Any:
-            return shown(change, asked, alpha, selected)
-
-        event(act, [parts.look, parts.opacity], **options)
-
     def another(asked: Look, file: str) -> Look:
         return Look(asked.model, file, layer=asked.layer, method=asked.method, fill=asked.fill)
 
-    def pick(asked: Look, selected: gr.SelectData) -> Look:
+    def pick(asked: Look, alpha: float, selected: gr.SelectData) -> Any:
+        return shown(picked, asked, alpha, selected.value)
+
+    def picked(asked: Look, name: str) -> Look:
         answers = viewer.answers(asked)
         names = [_name(row, number) for number, row in enumerate(answers)]
-        chosen = answers[names.index(selected.value) if selected.value in names else 0]
+        chosen = answers[names.index(name) if name in names else 0]
         if viewer.detects(asked.model):
             return replace(asked, box=found_box(chosen))
         return replace(asked, target=chosen.target)
 
-    def click(asked: Look, selected: gr.SelectData) -> Look:
-        """Look at the box around a point."""
-        place = int(selected.index[0]), int(selected.index[1])
-        return replace(asked, box=viewer.box_at(asked, place)) if viewer.detects(asked.model) else asked
+    def point(asked: Look, pointed: str) -> Look:
+        """Cover the rectangle that was drawn, at least one pixel wide and high, or look at the box around a place."""
+        with as_error(InputError, lambda _: "draw a rectangle in the picture"):
+            shares = np.array(json.loads(pointed)[0], float).reshape(-1, 2).clip(0, 1)
+            size = np.array(viewer.picture(asked.uncovered).size)
+            left, top = np.minimum((shares.min(0) * size).round(), size - 1).astype(int).tolist()
+            right, bottom = np.maximum((shares.max(0) * size).round(), [left + 1, top + 1]).astype(int).tolist()
+        if len(shares) > 1:
+            return replace(asked, cover=(left, top, right, bottom))
+        return replace(asked, box=viewer.box_at(asked, (left, top))) if viewer.detects(asked.model) else asked
 
     def named(choice: str) -> str | None:
         return None if choice == CHOSEN else choice
@@ -234,18 +237,13 @@ def _react(viewer: Viewer, parts: _Parts) -> None:
     on(parts.model.input, lambda asked, name: Look(name, asked.picture, fill=asked.fill), parts.model)
     on(parts.picture.input, lambda asked, file: another(asked, viewer.named(file)), parts.picture)
     on(parts.upload.upload, lambda asked, file: another(asked, str(file)), parts.upload)
-    on(
-        parts.dragged.change,
-        lambda asked, drawn: replace(asked, cover=_drawn_over(viewer, asked, drawn)),
-        parts.dragged,
-    )
+    on(parts.pointed.change, point, parts.pointed)
     on(parts.fill.input, lambda asked, name: replace(asked, fill=name), parts.fill)
     on(parts.uncover.click, lambda asked: asked.uncovered)
     on(parts.rather.input, lambda asked, target: replace(asked, rather_than=target), parts.rather)
     on(parts.method.input, lambda asked, name: replace(asked, method=named(name)), parts.method)
     on(parts.layer.input, lambda asked, name: replace(asked, layer=named(name)), parts.layer)
-    on_select(parts.answers.select, pick)
-    on_select(parts.shown.select, click)
+    parts.answers.select(pick, [parts.look, parts.opacity], **options)
 
     def of_model(name: str) -> tuple[Any, ...]:
         return gr.update(choices=viewer.layers(name), value=CHOSEN), CHOSEN
@@ -355,16 +353,6 @@ def _sentence(row: Explanation) -> str:
 def plain(text: str) -> str:
     """Return text that Gradio's Markdown shows as it is; it also knows formulas."""
     return as_markdown(text).replace("!", r"\!").replace("$", r"\$")
-
-
-def _drawn_over(viewer: Viewer, look: Look, drawn: str) -> tuple[int, int, int, int]:
-    """Return the rectangle that was drawn over the picture, at least one pixel wide and high."""
-    width, height = size = viewer.picture(look.uncovered).size
-    with as_error(InputError, lambda _: "draw a rectangle in the picture"):
-        corners = np.sort(np.array(json.loads(drawn), float).reshape(2, 2).clip(0, 1), axis=0) * size
-        (left, top), (right, bottom) = [[round(side) for side in corner] for corner in corners.tolist()]
-    left, top = min(left, width - 1), min(top, height - 1)
-    return left, top, max(right, left + 1), max(bottom, top + 1)
 
 
 def _saved(viewer: Viewer, look: Look, alpha: float, folder: Path) -> list[str]:
