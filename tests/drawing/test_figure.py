@@ -24,6 +24,7 @@ from torchvision.transforms.functional import to_tensor
 import camkit
 from camkit.cli import main
 from camkit.drawing import text
+from camkit.drawing.figure import ColourScale
 from camkit.errors import InputError
 from camkit.explaining.explanation import Explanations
 from camkit.types import Box
@@ -317,6 +318,13 @@ def test_the_shared_scale_is_drawn():
     ink, mark = np.nonzero((bar != 255).any(1))[0], np.nonzero((bar == INK).all(1))[0]
     assert mark.mean() == pytest.approx(ink[0] + 0.1 * (ink[-1] - ink[0]), abs=2)
     assert not (bar_of(weak.overlay(style="figure", scale="each"))[0] == INK).all(1).any()
+
+
+@pytest.mark.parametrize("times", [19, 21])
+def test_a_map_below_a_twentieth_of_the_scale_is_said_to_be_invisible(times):
+    found = explained(noise(40, 60))
+    warnings = found.caption(ColourScale((found.maps.maxima[0] * times,), 2)).warnings
+    assert ("The map is too weak to be visible on this scale." in warnings) == (times > 20)
 
 
 def test_pictures_share_a_scale_on_request(tmp_path):

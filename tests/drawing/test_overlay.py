@@ -90,9 +90,10 @@ def test_an_unknown_option_is_one_sentence(explanation, option, value, meant):
 @pytest.mark.parametrize("opacity", ["evidence", "even"])
 def test_a_constant_map_is_blended_linearly(photo, heat, alpha, opacity):
     found = blend(photo, np.full((8, 8), heat, np.float32), None, colormap="turbo", alpha=alpha, opacity=opacity)
-    if opacity == "evidence" and heat < 0.2:
-        alpha *= 3 * (heat / 0.2) ** 2 - 2 * (heat / 0.2) ** 3
-    colour = cv2.applyColorMap(np.array([[round(heat * 255)]], np.uint8), cv2.COLORMAP_TURBO)[0, 0, ::-1].astype(float)
+    level = round(heat * 255)
+    if opacity == "evidence" and level < 51:
+        alpha *= 3 * (level / 51) ** 2 - 2 * (level / 51) ** 3
+    colour = cv2.applyColorMap(np.array([[level]], np.uint8), cv2.COLORMAP_TURBO)[0, 0, ::-1].astype(float)
     assert np.abs(found - ((1 - alpha) * photo + alpha * colour)).max() <= (1 if opacity == "even" else 1.5)
 
 

@@ -89,7 +89,7 @@ def test_one_slide_shows_several_targets(tmp_path: Path, capsys: pytest.CaptureF
     assert "with --true, or shows targets; not both" in " ".join(capsys.readouterr().err.split())
     made = camkit.slide("demo-biased", SCENE, target=["plane", "bird"])
     assert [title.split(" (")[0] for title, _, _ in made.panels] == ["The picture", "plane", "bird"]
-    assert made.panels[2][2] == "Red: most evidence for bird; blue: none."
+    assert made.panels[2][2] == "Red: most evidence for bird; blue: little; no colour: none."
     many = [camkit.targets.contrast(first, second) for first in range(3) for second in range(3) if first != second]
     with pytest.raises(InputError, match="1 to 5 targets, not 6"):
         camkit.slide("demo-fair", SCENE, target=many)
