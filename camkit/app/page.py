@@ -276,7 +276,7 @@ def _seen(viewer: Viewer, look: Look, alpha: float) -> tuple[Any, ...]:
         before = [gr.update(visible=True), _with_boxes(viewer, asked), _drawn(viewer, asked, alpha), old_answers]
     question = "Why no box?" if row is None else f"Why {row.name}?"
     return (
-        str(_HTML.question(question, viewer.picture(look).size, covered)),
+        str(_HTML.question(question, viewer.picture(look).size, covered, detects)),
         _with_boxes(viewer, look),
         _drawn(viewer, look, alpha),
         said,
