@@ -1,7 +1,8 @@
 () => {
-  // Lets a visitor draw a rectangle over the picture: its corners go into the hidden field, as shares of width and height.
+  // Lets a visitor point into the picture: the corners of a drawn rectangle, or the place of a click, go into the hidden
+  // field, as shares of width and height. Gradio's own places are wrong for a picture that is shown enlarged.
   const SHORTEST = 6; // pixels of the screen; a shorter drag is a click
-  let start = null, frame = null, dragged = false;
+  let start = null, frame = null;
   const picture = () => document.querySelector("#shown img");
   const share = event => {
     const image = picture(), around = image.getBoundingClientRect();
@@ -22,8 +23,7 @@
     if (event.target === picture()) event.preventDefault(); // the browser would carry the picture away
   });
   document.addEventListener("pointerdown", event => {
-    dragged = false;
-    if (event.target === picture() && event.button === 0) start = event;
+    if (event.target.closest("#shown") && event.button === 0) start = event; // also beside a rounded corner
   });
   document.addEventListener("pointermove", event => {
     if (!start || !far(event)) return;
@@ -34,17 +34,13 @@
       left: ${left}px; top: ${top}px; width: ${width}px; height: ${height}px`;
   });
   document.addEventListener("pointerup", event => {
-    if (start && far(event)) {
-      dragged = true;
-      const field = document.querySelector("#dragged textarea, #dragged input");
-      field.value = JSON.stringify([share(start), share(event)]);
+    if (start && (far(event) || event.target === picture())) {
+      const field = document.querySelector("#pointed textarea, #pointed input");
+      const places = far(event) ? [share(start), share(event)] : [share(event)];
+      field.value = JSON.stringify([places, Date.now()]); // the same place again is another value
       field.dispatchEvent(new Event("input", { bubbles: true }));
     }
     end();
   });
   document.addEventListener("pointercancel", end);
-  document.addEventListener("click", event => {
-    if (dragged) event.stopPropagation(); // the click that ends a drag chooses no box
-    dragged = false;
-  }, true);
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ from typing import Any
 import gradio as gr
 import numpy as np
 from fastapi import FastAPI
+from markupsafe import Markup
 from PIL import Image, ImageDraw, ImageOps
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.responses import PlainTextResponse
+from starlette.responses import FileResponse, PlainTextResponse
 
 from camkit.app.viewer import CHOSEN, FILL_NAMES, THRESHOLD, Look, Viewer, found_box
 from camkit.drawing.encode import encode
@@ -24,58 +25,79 @@ from camkit.drawing.overlay import outlined
 from camkit.drawing.text import width_of, write
 from camkit.errors import CamkitError, InputError, as_error, as_markdown, brief, own_place, printable
 from camkit.explaining.explanation import Explanation
+from camkit.kit import wording
+from camkit.kit.pages import templates
 from camkit.types import Pixels
 
 _BARS = 8
 """The most answers that are shown as bars; the other boxes of a detector can be clicked in the picture."""
 
+_OPACITY = 0.5
+"""The opacity of the heat when the page opens."""
+
+_HERE = Path(__file__).parent
+_HTML: Any = templates("camkit.app").get_template("parts.html", globals={"number": wording.number}).module
+
 
 class _Parts:
-    """The parts of the page, from top to bottom. An event changes those in ``seen``, in the order of ``_seen``."""
+    """The parts of the page, from top to bottom. An event changes those in ``seen``, in the order of ``_seen``.
+
+    Args:
+        viewer: what the page shows.
+        first: what it shows first; that is computed here, so that the page is complete as soon as it opens.
+    """
 
     def __init__(self, viewer: Viewer, first: Look) -> None:
+        question, picture, heat, said, bars, *_ = _seen(viewer, first, _OPACITY)
+        others, detects = _others(viewer, first), viewer.detects(first.model)
         named = [(Path(file).name, file) for file in viewer.pictures]
         self.look = gr.State(first)
-        gr.Markdown(
-            "### What did the model use?\n"
-            "Click on an answer to see its heat. To cover a part of the picture, draw a rectangle in it."
-        )
-        with gr.Row():
-            self.model = gr.Dropdown(list(viewer.models), value=first.model, label="Model", elem_id="model")
-            self.picture = gr.Dropdown(named, value=first.picture, label="Picture", elem_id="picture")
-            self.upload = gr.UploadButton("Your own picture", file_types=["image"], elem_id="upload")
-        with gr.Row():
-            self.shown = gr.Image(label="Picture", interactive=False, elem_id="shown", buttons=[])
-            self.heat = gr.Image(label="Heat", interactive=False, elem_id="heat", buttons=[])
-            before = gr.Image(label="Heat before", interactive=False, elem_id="before", visible=False, buttons=[])
-        self.dragged = gr.Textbox(visible="hidden", elem_id="dragged")
-        sentence = gr.Markdown(elem_id="sentence")
-        with gr.Row():
-            self.answers = gr.Label(label="Answers", num_top_classes=_BARS, elem_id="answers")
-            answers_before = gr.Label(
-                label="Answers before", num_top_classes=_BARS, elem_id="answers-before", visible=False
-            )
-            with gr.Column():
+        with gr.Row(elem_id="stage"):
+            with gr.Column(elem_id="seen"):
+                shown_question = gr.HTML(question, elem_id="question")
+                with gr.Row(elem_classes="pictures"):
+                    self.shown = _image("Picture", "shown", picture)
+                    shown_heat = _image("Heat", "heat", heat)
+                sentence = gr.Markdown(said, elem_id="sentence")
+                with gr.Row(elem_classes="pictures", visible=False) as earlier:
+                    whole = _image("Picture before", "whole")
+                    before = _image("Heat before", "before")
+                with gr.Accordion("Contrast, method, layer and opacity", open=False, elem_id="more"):
+                    self.rather = gr.Dropdown(others, label="Rather than", elem_id="rather", visible=not detects)
+                    self.method = gr.Dropdown(viewer.methods(), value=CHOSEN, label="Method", elem_id="method")
+                    self.layer = gr.Dropdown(viewer.layers(first.model), value=CHOSEN, label="Layer", elem_id="layer")
+                    self.opacity = gr.Slider(0, 1, _OPACITY, label="Opacity of the heat", elem_id="opacity")
+            with gr.Column(elem_id="side"):
+                with gr.Row(elem_id="sources"):
+                    several = len(viewer.models) > 1
+                    self.model = gr.Dropdown(
+                        list(viewer.models), value=first.model, label="Model", elem_id="model", visible=several
+                    )
+                    self.picture = gr.Dropdown(named, value=first.picture, label="Picture", elem_id="picture")
+                    self.upload = gr.UploadButton("Your own picture", file_types=["image"], elem_id="upload", size="sm")
+                self.answers = _label("Answers: click on one for its heat", "answers", value=bars)
                 self.fill = gr.Radio(list(FILL_NAMES), value=first.fill, label="Cover with", elem_id="fill")
-                self.uncover = gr.Button("Uncover", elem_id="uncover")
-                self.opacity = gr.Slider(0, 1, 0.5, label="Opacity of the heat", elem_id="opacity")
-            with gr.Column():
-                self.rather = gr.Dropdown([("", None)], label="Rather than", elem_id="rather")
-                self.method = gr.Dropdown(viewer.methods(), value=CHOSEN, label="Method", elem_id="method")
-                self.layer = gr.Dropdown(viewer.layers(first.model), value=CHOSEN, label="Layer", elem_id="layer")
-        with gr.Row():
-            self.compare = gr.Button("Compare a dozen methods", elem_id="compare")
-            self.save = gr.Button("Save figure and values", elem_id="save")
-        self.sheet = gr.Image(
-            show_label=False,
-            interactive=False,
-            visible=False,
-            elem_id="sheet",
-            buttons=["download", "fullscreen"],  # Gradio would add one that uploads the picture
-        )
+                self.uncover = gr.Button("Uncover", elem_id="uncover", size="sm", interactive=False)
+                self.compare = gr.Button("Compare a dozen methods", elem_id="compare", size="sm", visible=not detects)
+                self.save = gr.Button("Save figure and values", elem_id="save", size="sm")
+                answers_before = _label("Answers before", "answers-before", visible=False)
+        self.pointed = gr.Textbox(visible="hidden", elem_id="pointed")
+        # Gradio would add a button that uploads the picture
+        self.sheet = _image(None, "sheet", visible=False, buttons=["download", "fullscreen"])
         self.files = gr.Files(label="Saved", visible=False, elem_id="files")
-        of_look = [self.look, self.shown, self.heat, before, sentence, self.answers, answers_before]
-        self.seen = [*of_look, self.rather, self.compare, self.sheet, self.files]
+        of_look = [shown_question, self.shown, shown_heat, sentence, self.answers]
+        of_cover = [earlier, whole, before, answers_before, self.uncover]
+        self.seen = [self.look, *of_look, *of_cover, self.rather, self.compare, self.sheet, self.files]
+
+
+def _image(label: str | None, name: str, value: Any = None, buttons: Sequence[str] = (), **options: Any) -> Any:
+    return gr.Image(
+        value, label=label, show_label=label is not None, interactive=False, elem_id=name, buttons=[*buttons], **options
+    )
+
+
+def _label(label: str, name: str, **options: Any) -> Any:
+    return gr.Label(label=label, num_top_classes=_BARS, elem_id=name, show_heading=False, **options)
 
 
 def application(viewer: Viewer, folder: Path, host: str) -> Any:
@@ -101,6 +123,11 @@ def application(viewer: Viewer, folder: Path, host: str) -> Any:
     served = FastAPI(openapi_url=None)
     served.add_middleware(TrustedHostMiddleware, allowed_hosts=[host, "localhost"])  # no page of another host
     served.middleware("http")(without_others)
+
+    def report(number: int) -> FileResponse:
+        return FileResponse(viewer.reports[number] / "report.html")
+
+    served.get("/report/{number}")(report)
     page = _page(viewer, folder)
     page.has_launched = True  # otherwise Gradio reads any file that a request names as an upload
     # Bytes of a picture that a visitor may upload
@@ -114,9 +141,9 @@ def application(viewer: Viewer, folder: Path, host: str) -> Any:
         show_error=True,
         # The reader's own fonts: the page loads nothing from other hosts
         theme=gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"]),
-        css=".gradio-container {max-width: 1500px !important} footer {display: none !important} "
-        "#shown img {touch-action: none}",  # a finger that draws a rectangle does not scroll the page
-        js=(Path(__file__).parent / "drag.js").read_text(),
+        css_paths=_HERE / "page.css",
+        js=(_HERE / "drag.js").read_text(),
+        favicon_path=str(_HERE / "logo.svg"),
         footer_links=[],
     )
 
@@ -124,8 +151,14 @@ def application(viewer: Viewer, folder: Path, host: str) -> Any:
 def _page(viewer: Viewer, saved: Path) -> Any:
     first = Look(next(iter(viewer.models)), viewer.first_readable())
     with gr.Blocks(title="camkit", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
-        parts = _Parts(viewer, first)
-        _react(viewer, parts, page)
+        gr.HTML(_HTML.header(Markup((_HERE / "logo.svg").read_text())), elem_id="header")
+        with gr.Tabs(elem_id="tabs"):
+            with gr.Tab("Why?"):
+                parts = _Parts(viewer, first)
+                _react(viewer, parts)
+            with gr.Tab("May it ship?"):
+                verdicts = gr.HTML(lambda: _verdicts(viewer), elem_id="verdicts")
+                run = gr.Button("Check the demo networks", visible=viewer.check is not None, elem_id="run-check")
 
         def compared(asked: Look) -> Any:
             return _said(lambda: gr.update(value=viewer.comparison(asked), visible=True))
@@ -133,12 +166,27 @@ def _page(viewer: Viewer, saved: Path) -> Any:
         def write(asked: Look, alpha: float) -> Any:
             return _said(lambda: gr.update(value=_saved(viewer, asked, alpha, saved), visible=True))
 
+        def checked() -> Any:
+            def act() -> str:
+                viewer.reports = viewer.reports or viewer.check(saved)
+                return _verdicts(viewer)
+
+            return _said(act)
+
         parts.compare.click(compared, parts.look, parts.sheet, api_visibility="private")
         parts.save.click(write, [parts.look, parts.opacity], parts.files, api_visibility="private")
+        run.click(checked, None, verdicts, api_visibility="private")
     return page
 
 
-def _react(viewer: Viewer, parts: _Parts, page: Any) -> None:
+def _verdicts(viewer: Viewer) -> str:
+    """Return the verdicts of the checks, or how to get one."""
+    if not viewer.reports:
+        return str(_HTML.no_check(viewer.check is not None))
+    return "".join(_HTML.verdict(report, f"report/{place}") for place, report in enumerate(viewer.verdicts()))
+
+
+def _react(viewer: Viewer, parts: _Parts) -> None:
     """Let each event change what is looked at, and show that."""
     options = {"outputs": parts.seen, "api_visibility": "private", "show_progress": "minimal"}
 
@@ -157,48 +205,45 @@ def _react(viewer: Viewer, parts: _Parts, page: Any) -> None:
 
         event(act, [parts.look, parts.opacity, *inputs], **options)
 
-    def on_select(event: Any, change: Callable[..., Look]) -> None:
-        def act(asked: Look, alpha: float, selected: gr.SelectData) -> Any:
-            return shown(change, asked, alpha, selected)
-
-        event(act, [parts.look, parts.opacity], **options)
-
     def another(asked: Look, file: str) -> Look:
         return Look(asked.model, file, layer=asked.layer, method=asked.method, fill=asked.fill)
 
-    def pick(asked: Look, selected: gr.SelectData) -> Look:
+    def pick(asked: Look, alpha: float, selected: gr.SelectData) -> Any:
+        return shown(picked, asked, alpha, selected.value)
+
+    def picked(asked: Look, name: str) -> Look:
         answers = viewer.answers(asked)
         names = [_name(row, number) for number, row in enumerate(answers)]
-        chosen = answers[names.index(selected.value) if selected.value in names else 0]
+        chosen = answers[names.index(name) if name in names else 0]
         if viewer.detects(asked.model):
             return replace(asked, box=found_box(chosen))
         return replace(asked, target=chosen.target)
 
-    def click(asked: Look, selected: gr.SelectData) -> Look:
-        """Look at the box around a point."""
-        place = int(selected.index[0]), int(selected.index[1])
-        return replace(asked, box=viewer.box_at(asked, place)) if viewer.detects(asked.model) else asked
+    def point(asked: Look, pointed: str) -> Look:
+        """Cover the rectangle that was drawn, at least one pixel wide and high, or look at the box around a place."""
+        with as_error(InputError, lambda _: "draw a rectangle in the picture"):
+            shares = np.array(json.loads(pointed)[0], float).reshape(-1, 2).clip(0, 1)
+            size = np.array(viewer.picture(asked.uncovered).size)
+            left, top = np.minimum((shares.min(0) * size).round(), size - 1).astype(int).tolist()
+            right, bottom = np.maximum((shares.max(0) * size).round(), [left + 1, top + 1]).astype(int).tolist()
+        if len(shares) > 1:
+            return replace(asked, cover=(left, top, right, bottom))
+        return replace(asked, box=viewer.box_at(asked, (left, top))) if viewer.detects(asked.model) else asked
 
     def named(choice: str) -> str | None:
         return None if choice == CHOSEN else choice
 
-    on(page.load, lambda asked: asked)
     on(parts.opacity.release, lambda asked: asked)
     on(parts.model.input, lambda asked, name: Look(name, asked.picture, fill=asked.fill), parts.model)
     on(parts.picture.input, lambda asked, file: another(asked, viewer.named(file)), parts.picture)
     on(parts.upload.upload, lambda asked, file: another(asked, str(file)), parts.upload)
-    on(
-        parts.dragged.change,
-        lambda asked, drawn: replace(asked, cover=_drawn_over(viewer, asked, drawn)),
-        parts.dragged,
-    )
+    on(parts.pointed.change, point, parts.pointed)
     on(parts.fill.input, lambda asked, name: replace(asked, fill=name), parts.fill)
     on(parts.uncover.click, lambda asked: asked.uncovered)
     on(parts.rather.input, lambda asked, target: replace(asked, rather_than=target), parts.rather)
     on(parts.method.input, lambda asked, name: replace(asked, method=named(name)), parts.method)
     on(parts.layer.input, lambda asked, name: replace(asked, layer=named(name)), parts.layer)
-    on_select(parts.answers.select, pick)
-    on_select(parts.shown.select, click)
+    parts.answers.select(pick, [parts.look, parts.opacity], **options)
 
     def of_model(name: str) -> tuple[Any, ...]:
         return gr.update(choices=viewer.layers(name), value=CHOSEN), CHOSEN
@@ -219,27 +264,33 @@ def _said(act: Callable[[], Any], outputs: int = 1) -> Any:
 
 
 def _seen(viewer: Viewer, look: Look, alpha: float) -> tuple[Any, ...]:
-    """Return what the page shows: pictures, heat, the sentence, and the answers with and without the cover."""
-    row, found = viewer.heat(look), viewer.answers(look)
-    old_heat: Any = gr.update(visible=False, value=None)
-    old_answers: Any = gr.update(visible=False, value=None)
+    """Return what the page shows: question, picture, heat, sentence and answers; those without the cover; choices."""
+    row, found, detects = viewer.heat(look), viewer.answers(look), viewer.detects(look.model)
+    said = _no_box(viewer, look) if row is None else _sentence(row)
+    covered, before = None, [gr.update(visible=False), None, None, gr.update(visible=False)]
     if look.cover is not None:
         # The heat before is that of the same class, even if the covered picture has another best answer.
         asked = replace(look.uncovered, target=viewer.target(look))
-        old_heat = gr.update(visible=True, value=_drawn(viewer, asked, alpha))
+        covered = viewer.covering(look)
         old_answers = gr.update(visible=True, value=_bars(viewer.answers(asked)))
-    detects = viewer.detects(look.model)
-    others = [("", None), *((each.name, each.target) for each in found if each.target is not None)]
+        before = [gr.update(visible=True), _with_boxes(viewer, asked), _drawn(viewer, asked, alpha), old_answers]
+    question = "Why no box?" if row is None else f"Why {row.name}?"
     return (
+        str(_HTML.question(question, viewer.picture(look).size, covered, detects)),
         _with_boxes(viewer, look),
         _drawn(viewer, look, alpha),
-        old_heat,
-        _sentence(row) if row is not None else _no_box(viewer, look),
+        said,
         _bars(found),
-        old_answers,
-        gr.update(choices=[("", None)] if detects else others, value=look.rather_than, visible=not detects),
+        *before,
+        gr.update(interactive=look.cover is not None),
+        gr.update(choices=_others(viewer, look), value=look.rather_than, visible=not detects),
         gr.update(visible=not detects),
     )
+
+
+def _others(viewer: Viewer, look: Look) -> list[tuple[str, int | None]]:
+    """Return the classes that the target may be contrasted with, after a first empty choice."""
+    return [("", None), *((each.name, each.target) for each in viewer.answers(look) if each.target is not None)]
 
 
 def _with_boxes(viewer: Viewer, look: Look) -> Pixels:
@@ -292,24 +343,16 @@ def _bars(rows: list[Explanation]) -> dict[str, float]:
 
 
 def _sentence(row: Explanation) -> str:
+    """Say what the colours mean, and in a second, small paragraph how the heat was made."""
     share = "" if row.probability is None else f" ({percent(row.probability)})"
-    said = f"**{plain(row.name)}**{share} by {plain(row.method)} at {plain(row.layer)}: {plain(row.layer_reason)}."
-    return f"{said} {plain(row.meaning())}" if row.status == "ok" else f"{said} The map has no evidence: {row.status}."
+    meaning = plain(row.meaning()) if row.status == "ok" else f"The map has no evidence: {row.status}."
+    how = f"by {plain(row.method)} at {plain(row.layer)}: {plain(row.layer_reason)}"
+    return f"**{plain(row.name)}**{share}. {meaning}\n\nHeat {how}."
 
 
 def plain(text: str) -> str:
     """Return text that Gradio's Markdown shows as it is; it also knows formulas."""
     return as_markdown(text).replace("!", r"\!").replace("$", r"\$")
-
-
-def _drawn_over(viewer: Viewer, look: Look, drawn: str) -> tuple[int, int, int, int]:
-    """Return the rectangle that was drawn over the picture, at least one pixel wide and high."""
-    width, height = size = viewer.picture(look.uncovered).size
-    with as_error(InputError, lambda _: "draw a rectangle in the picture"):
-        corners = np.sort(np.array(json.loads(drawn), float).reshape(2, 2).clip(0, 1), axis=0) * size
-        (left, top), (right, bottom) = [[round(side) for side in corner] for corner in corners.tolist()]
-    left, top = min(left, width - 1), min(top, height - 1)
-    return left, top, max(right, left + 1), max(bottom, top + 1)
 
 
 def _saved(viewer: Viewer, look: Look, alpha: float, folder: Path) -> list[str]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,10 +16,12 @@ from PIL import Image
 
 import camkit
 from camkit.drawing.encode import shrink
-from camkit.errors import ImageError, InputError, TargetError, refuse
+from camkit.drawing.figure import percent
+from camkit.errors import ImageError, InputError, TargetError, as_error, refuse
 from camkit.explaining.explainer import Explainer
 from camkit.explaining.explanation import Explanation
 from camkit.images.read import open_picture
+from camkit.kit.wording import number
 from camkit.layers.names import modules_by_name
 from camkit.methods import METHODS
 from camkit.models.loaded import LoadedModel
@@ -37,6 +40,15 @@ FILL_NAMES = ("blur", "mean", "inpaint")
 
 CHOSEN = "camkit's choice"
 """The first entry of the lists of methods and layers."""
+
+
+class Covering(NamedTuple):
+    """What covering a part did to an answer: its name and shares, and the best answer now if it is another."""
+
+    name: str
+    before: str
+    after: str
+    now: str
 
 
 class FoundBox(NamedTuple):
@@ -89,9 +101,20 @@ class Viewer:
     Args:
         models: the models by name.
         pictures: the files that visitors may choose.
+        reports: folders of finished checks.
+        check: checks the models and returns the folders of the reports, which it writes into a folder; None if there is
+            no data for it.
     """
 
-    def __init__(self, models: Mapping[str, LoadedModel], pictures: Sequence[Path]) -> None:
+    def __init__(
+        self,
+        models: Mapping[str, LoadedModel],
+        pictures: Sequence[Path],
+        reports: Sequence[Path] = (),
+        check: Callable[[Path], Sequence[Path]] | None = None,
+    ) -> None:
+        self.reports = reports
+        self.check: Any = check
         self.models, self.pictures = dict(models), [str(file) for file in pictures]
         self._detectors = {name for name, model in self.models.items() if model.detects}
         keep = functools.lru_cache(64)  # so that going back to a class or another opacity computes nothing
@@ -228,6 +251,27 @@ class Viewer:
             return target
         return contrast(target, look.rather_than)
 
+    def covering(self, look: Look) -> Covering | None:
+        """Return what covering did to the answer before; None if a detector found no box."""
+        asked = Look(look.model, look.picture, look.target, look.box, fill=look.fill)
+        asked = replace(asked, target=self.target(asked))
+        before, after, answers = self.heat(asked), self.heat(replace(asked, cover=look.cover)), self.answers(look)
+        if before is None:
+            return None
+        is_other = not self.detects(look.model) and answers[0].target != asked.target
+        now = f"{answers[0].name} {share_of(answers[0])}" if is_other else ""
+        return Covering(before.name, share_of(before), "not found" if after is None else share_of(after), now)
+
+    def verdicts(self) -> list[Any]:
+        """Return the contents of the checks' reports.
+
+        Raises:
+            InputError: a folder has no report of a check.
+        """
+        needs = "--check needs the folder of a check's reports, such as camkit-check"
+        with as_error(InputError, lambda error: f"{needs}: {error}"):
+            return [json.loads((folder / "report.json").read_text()) for folder in self.reports]
+
     def comparison(self, look: Look) -> Pixels:
         """Draw a dozen methods side by side for the target, at the layer that was chosen.
 
@@ -268,6 +312,11 @@ def covered(picture: Image.Image, cover: tuple[int, int, int, int], fill: str) -
     filled = camkit.metrics.FILLS[fill](values, hole[None], 0)[0]
     levels = (filled.clamp(0, 1) * 255).round().to(torch.uint8)
     return Image.fromarray(levels.permute(1, 2, 0).contiguous().numpy())
+
+
+def share_of(row: Explanation) -> str:
+    """Return the probability of an answer in percent; its score if it has none."""
+    return number(row.score) if row.probability is None else percent(row.probability)
 
 
 def found_box(row: Explanation) -> FoundBox:

@@ -468,7 +468,7 @@ def demo(*, out: Path, check: bool, words: bool) -> None:
     emit(printable(f"wrote {file}"))
 
 
-def app(*pictures: str, source: OptionalModel, port: int | None, browser: bool) -> None:
+def app(*pictures: str, source: OptionalModel, check: Path | None, port: int | None, browser: bool) -> None:
     """Serve the page of the app, or open the page of a check."""
 
     def opened(address: str, how_to_stop: str = " (press Ctrl-C to stop)") -> None:
@@ -481,14 +481,21 @@ def app(*pictures: str, source: OptionalModel, port: int | None, browser: bool) 
         opened(report_page.resolve().as_uri(), "")
         return
 
+    def check_demos(out: Path) -> list[Path]:
+        from camkit.cli.check import demo as demo_check
+
+        demo_check(out)
+        return [out / name for name in DEMO_MODELS]
+
     def viewer() -> Viewer:
         # The plane is first: the demo networks look at different things in it.
         tour = sorted(scenes.scene_paths().items(), key=lambda pair: not pair[0].startswith("plane"))
         # Pictures in the list of the page
         files = Pictures(pictures).first(1000) if pictures else [file for _, file in tour]
+        reports = [] if check is None else [check]
         if source.name is None:
-            return Viewer({name: load_model(name) for name in DEMO_MODELS}, files)
-        return Viewer({source.name: load(source)}, files)
+            return Viewer({name: load_model(name) for name in DEMO_MODELS}, files, reports, check_demos)
+        return Viewer({source.name: load(source)}, files, reports)
 
     with contextlib.suppress(KeyboardInterrupt):
         serve(viewer, port, opened)

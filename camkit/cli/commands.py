@@ -389,6 +389,7 @@ def words(
 def app(
     *pictures: str,
     source: OptionalModel = OptionalModel(),
+    check: Annotated[Path | None, Parameter(group=GENERAL, metavar="FOLDER")] = None,
     port: Annotated[int | None, Parameter(group=GENERAL, metavar="NUMBER")] = None,
     browser: Annotated[bool, Parameter(group=GENERAL, show_default=False)] = True,
     common: Common = Common(),
@@ -400,6 +401,7 @@ def app(
 
     Args:
         pictures: Files, folders or quoted glob patterns; or the folder of a check's reports.
+        check: The reports of a check, whose verdict the page shows too.
         port: The port. Default: the first free one from 7860.
         browser: Open the page in the browser (the default), or only print its address.
     """

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import html
+import io
+import itertools
 import json
 import os
 import re
@@ -17,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from PIL import Image
 from tasks import Blobs
@@ -77,6 +80,7 @@ def opened(browser: Browser, address: str, answer: str = "plane-confidence-set")
     page.goto(address)
     page.wait_for_selector("#heat img")
     page.wait_for_selector(f"[data-testid='{answer}']")
+    page.wait_for_selector("#pointed textarea", state="attached")  # the last part
     return page
 
 
@@ -124,6 +128,141 @@ def test_a_click_on_an_answer_shows_its_heat(page: Page) -> None:
     page.wait_for_function(other)
 
 
+def boxes_of(page: Page, *parts: str) -> list[dict[str, float]]:
+    """Return the places of parts in the window."""
+    found = [page.locator(part).bounding_box() for part in parts]
+    assert all(found), parts
+    return [dict(box) for box in found if box]
+
+
+def font_sizes(page: Page) -> dict[str, float]:
+    """Return the largest size of each tag's own words."""
+    script = """() => {
+      const sizes = {}, texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+      for (let text; (text = texts.nextNode());) {
+        const tag = text.parentElement, size = parseFloat(getComputedStyle(tag).fontSize);
+        if (text.data.trim() && tag.checkVisibility()) sizes[tag.tagName] = Math.max(size, sizes[tag.tagName] ?? 0);
+      }
+      return sizes;
+    }"""
+    return dict(page.evaluate(script))
+
+
+def test_the_first_screen_needs_no_event(browser: Browser, address: str) -> None:
+    """Question, answers, picture and heat are there although the page cannot ask for anything."""
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    page.route("**/queue/join*", lambda route: route.abort())
+    page.goto(address)
+    page.wait_for_function("document.querySelector('#heat img')?.naturalWidth > 0")
+    assert page.inner_text("#question h1") == "Why plane?"
+    assert page.inner_text("#answers .confidence-set >> nth=0").split() == ["plane", "100%"]
+    sizes = font_sizes(page)
+    assert sizes.pop("H1") > 1.5 * max(sizes.values()), "the question is the largest"
+    assert page.locator("#mark svg").bounding_box()
+    page.close()
+
+
+def test_nothing_is_empty_at_1280_and_a_phone_has_one_column(browser: Browser, address: str) -> None:
+    page = opened(browser, address)
+    page.set_viewport_size({"width": 1280, "height": 800})
+    shown, heat, side = boxes_of(page, "#shown img", "#heat img", "#side")
+    assert (shown["width"], shown["height"], shown["y"]) == (heat["width"], heat["height"], heat["y"])
+    assert shown["x"] < 40
+    assert heat["x"] - shown["x"] - shown["width"] < 40
+    assert side["x"] - heat["x"] - heat["width"] < 40
+    assert side["x"] + side["width"] > 1240
+    assert 600 < shown["y"] + shown["height"] < 800
+    assert 600 < max(box["y"] + box["height"] for box in boxes_of(page, "#save", "#compare")) < 800
+    page.set_viewport_size({"width": 400, "height": 850})
+    draw(page, (0.1, 0.1), (0.5, 0.4))
+    page.wait_for_selector("#before img")
+    column = boxes_of(
+        page, "#question h1", "#shown", "#heat", "#whole", "#before", "#answers", "#answers-before", "#fill"
+    )
+    assert all(above["y"] + above["height"] <= below["y"] for above, below in itertools.pairwise(column))
+    for tab in ("May it ship?", "Why?"):
+        page.get_by_role("tab", name=tab).click()
+        wide = "[...document.querySelectorAll('.contain *')].filter(e => e.getBoundingClientRect().right > 401)"
+        assert page.evaluate(f"{wide}.map(e => e.outerHTML)") == []
+        assert page.evaluate("document.documentElement.scrollWidth") == 400
+    page.close()
+
+
+def test_covering_says_what_it_did(page: Page) -> None:
+    other = changes(page, "#heat")
+    page.locator("#model input").click()
+    page.get_by_role("option", name="demo-fair").click()
+    page.wait_for_function(other)
+    draw(page, (0.0, 0.0), (0.5, 1.0))
+    page.wait_for_selector("#covered")
+    page.get_by_label("mean").click()
+    page.wait_for_function("document.querySelector('#covered').innerText.includes('Now bird')")
+    cover = saved(page)["cover"]
+    with Image.open(SCENES["plane-sky"]) as opened_picture:
+        picture = np.array(opened_picture.convert("RGB"))
+    before = camkit.explain("demo-fair", SCENES["plane-sky"])
+    picture[cover[1] : cover[3], cover[0] : cover[2]] = picture.reshape(-1, 3).mean(0).round()
+    after = {
+        row.label: row.probability
+        for row in camkit.explain("demo-fair", Image.fromarray(picture), target=camkit.targets.top(4))
+    }
+    said = re.fullmatch(r"Covered: plane >99\.9% → ([\d.]+)%\. Now bird ([\d.]+)%\.", page.inner_text("#covered"))
+    assert said
+    assert [float(said[1]), float(said[2])] == pytest.approx([100 * after["plane"], 100 * after["bird"]], abs=1)
+    assert before.label == "plane"
+    page.click("#uncover")
+    page.wait_for_selector("#covered", state="detached")
+
+
+def test_the_demo_networks_are_checked(browser: Browser, page: Page, workplace: Path) -> None:
+    page.get_by_role("tab", name="May it ship?").click()
+    page.click("#run-check")
+    page.wait_for_selector("#verdicts .PASS", timeout=5 * WAIT)
+    for place, (name, verdict, red) in enumerate([("demo-biased", "FAIL", True), ("demo-fair", "PASS", False)]):
+        (file,) = workplace.glob(f"tmp/camkit-app-*/{name}/report.json")
+        gap = json.loads(file.read_text())["overall"]["mean"]["gap"]["effect"]
+        section = page.locator("#verdicts section").nth(place)
+        assert section.locator("h2").inner_text() == f"{verdict} {name}"
+        figures = f"{gap['value']:.2f} ({gap['low']:.2f} to {gap['high']:.2f}), limit 0.10"
+        assert section.locator("li").first.inner_text().splitlines() == ["accuracy lost on other backgrounds", figures]
+        colour = section.locator("strong").evaluate("tag => getComputedStyle(tag).color")
+        levels = [int(level) for level in re.findall(r"\d+", colour)]
+        assert (levels[0] > levels[1]) == red, colour
+        with page.expect_popup() as report:
+            section.get_by_role("link").click()
+        assert report.value.inner_text("h1").startswith(f"{verdict}: ")
+        report.value.close()
+    page.reload()
+    page.get_by_role("tab", name="May it ship?").click()
+    page.wait_for_selector("#verdicts .PASS")
+    assert not page.is_visible("#run-check")
+    with app(workplace, "--check", str(file.parent)) as url:
+        other = opened(browser, url)
+        other.get_by_role("tab", name="May it ship?").click()
+        assert other.locator("#verdicts h2").all_inner_texts() == ["PASS demo-fair"]
+        other.close()
+
+
+def test_the_opacity_is_that_of_the_heat(page: Page) -> None:
+    page.click("#more > button")
+    other = changes(page, "#heat")
+    page.fill("#opacity input[type=number]", "0")
+    page.press("#opacity input[type=number]", "Tab")
+    page.wait_for_function(other)
+    script = "image => fetch(image.src).then(file => file.arrayBuffer()).then(bytes => [...new Uint8Array(bytes)])"
+    shown, heat = (
+        np.asarray(Image.open(io.BytesIO(bytes(page.locator(f"#{part} img").evaluate(script)))).convert("RGB"), int)
+        for part in ("shown", "heat")
+    )
+    assert np.abs(shown - heat).max() <= 2
+
+
+def test_names_are_no_html() -> None:
+    from camkit.app import page  # noqa: PLC0415 - imports Gradio
+
+    assert "<h1>Why &lt;b&gt;?</h1>" in page._HTML.question("Why <b>?", (1, 1), None, detects=False)
+
+
 def draw(page: Page, start: tuple[float, float], end: tuple[float, float]) -> None:
     """Draw a rectangle over the picture with the mouse, between shares of its width and height."""
     page.mouse.move(*place_in(page, *start))
@@ -155,6 +294,7 @@ def test_a_drawn_rectangle_is_covered_and_one_over_the_edge_covers_all(page: Pag
 
 
 def test_a_contrast_and_a_method_are_chosen(page: Page) -> None:
+    page.click("#more > button")
     page.locator("#rather input").click()
     page.get_by_role("option", name="bird", exact=True).click()
     says(page, "plane rather than bird")

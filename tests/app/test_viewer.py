@@ -220,3 +220,20 @@ def test_the_folder_of_a_check_opens_its_page(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "report.json").write_text("{}")
     assert main(["app", str(tmp_path), "--no-browser"]) == 0
     assert capsys.readouterr().out == f"camkit is at {(tmp_path / 'report.html').as_uri()}\n"
+
+
+def test_the_folder_for_a_verdict_needs_a_report(tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text('{"verdict": "PASS"}')
+    assert Viewer({}, [], [tmp_path]).verdicts() == [{"verdict": "PASS"}]
+    with pytest.raises(InputError, match="--check needs the folder of a check's reports.*nowhere"):
+        Viewer({}, [], [tmp_path / "nowhere"]).verdicts()
+
+
+def test_covering_says_the_old_and_new_share_of_the_answer_that_is_looked_at(detector: tuple[Viewer, Look]) -> None:
+    viewer, look = detector
+    first, second = viewer.answers(look)
+    hidden = replace(look, cover=(20, 28, 92, 100), fill="mean")
+    for row, after in ((first, "not found"), (second, f"{second.probability:.1%}")):
+        covering = viewer.covering(replace(hidden, box=FoundBox(row.detection, row.target)))
+        assert covering == (row.label, f"{row.probability:.1%}", after, "")
+    assert viewer.covering(replace(hidden, picture=look.picture, box=None)).after == "not found"
