@@ -150,17 +150,16 @@ def plan_check(
 ) -> Plan:
     """Read everything that a check needs, without computing anything. The arguments are those of ``check``."""
     refuse_unknown_options(plan_check, options, PlanOptions.__annotations__)
-    in_memory = data is not None and not isinstance(data, (str, os.PathLike))
     settings = as_settings(options.get("config")).with_options(
         named=_argument,
-        data={"path": None if in_memory else data, "regions": options.get("regions")},
+        data={"path": data if isinstance(data, (str, os.PathLike)) else None, "regions": options.get("regions")},
         limits={"strict": options.get("strict")},
         run={"quick": options.get("quick")},
     )
     loaded = as_model(
         configured_model(model, settings.model), preprocess=options.get("preprocess"), labels=options.get("labels")
     )
-    rows = Rows(data, settings.data.group) if in_memory else None
+    rows = None if data is None or isinstance(data, (str, os.PathLike)) else Rows(data, settings.data.group)
     loaded = loaded if rows is None else rows.fitted(loaded)
     if loaded.preprocess is None:
         raise InputError(
@@ -173,7 +172,7 @@ def plan_check(
     table = None if given is None else read_class_map(given if isinstance(given, Mapping) else Path(given))
     also = {name: settings.also_allowed(name) for name in settings.classes}
     if rows is not None:
-        dataset = read_rows(rows, loaded.labels, table, also)
+        dataset = read_rows(rows, loaded.labels, settings.data.regions, table, also)
     elif settings.data.path is None or data == "":
         raise InputError(
             "no data is given; pass a folder with one folder per class, or a CSV with the columns path and label"

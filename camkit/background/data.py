@@ -33,7 +33,7 @@ from camkit.errors import InputError, advice, as_error, did_you_mean, refuse_pip
 from camkit.images.files import files_in, has_picture_suffix, is_regular
 from camkit.images.listing import find_pictures
 from camkit.images.masks import MASK_SUFFIXES, has_few_values, names_masks
-from camkit.images.read import LOSSLESS, jpeg_quality, open_picture
+from camkit.images.read import open_picture
 from camkit.kit.statistics import wilson
 from camkit.kit.wording import first_of, listed
 from camkit.options.settings import normalize_name
@@ -99,11 +99,6 @@ class Item:
             ImageError: it cannot be read.
         """
         return self.source.open() if isinstance(self.source, Row) else open_picture(self.source)
-
-    @property
-    def jpeg_quality(self) -> float:
-        """The quality of a JPEG file, 1..100; that of a row is not known."""
-        return LOSSLESS if isinstance(self.source, Row) else jpeg_quality(self.source)
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,17 +180,19 @@ def joined(
             "pictures with regions that name classes, or a dataset of images and labels, and a class map that leaves "
             "out some classes at most"
         )
-    for name in sorted(without):
-        of_class = tuple(item.name for item in pictures if item.label == name)
-        left_out[f"pictures of {name!r}, which the class map leaves out (null)"] = of_class
+    left_out |= {
+        f"pictures of {name!r}, which the class map leaves out (null)": tuple(
+            item.name for item in pictures if item.label == name
+        )
+        for name in sorted(without)
+    }
     classes = tuple(sorted({item.label for item in items}))
     fact = f"{len(items)} pictures of {len(classes)} class{'' if len(classes) == 1 else 'es'} ({rule})"
     dataset = Dataset(root, items, classes, (fact,), left_out)
     if sources:
         dataset = _annotated(dataset, sources, also or {})
     else:
-        reads = "a mask or boxes in each row" if isinstance(items[0].source, Row) else READ
-        dataset = replace(dataset, facts=(*dataset.facts, f"no regions (camkit reads {reads})"))
+        dataset = replace(dataset, facts=(*dataset.facts, f"no regions (camkit reads {READ})"))
     return replace(dataset, left_out={reason: names for reason, names in dataset.left_out.items() if names})
 
 
@@ -207,8 +204,7 @@ def _labelled(
     class_map: ClassMap | None,
 ) -> tuple[Path, list[Annotations], Labelled]:
     """Return the folder, the sources of the objects, and the labelled pictures."""
-    without = [name for name, entries in (class_map or {}).items() if entries is None]
-    only = None if class_map is None else class_map.keys() - without
+    only = None if class_map is None else {name for name, entries in class_map.items() if entries is not None}
     refuse_pipe(data)
     if not data.exists() or (data.is_file() and has_picture_suffix(data.name)):
         raise InputError(

@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float, Shaped
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter
 from torch import Tensor
 
-from camkit.background.data import Item
+from camkit.background.data import Item, Row
 from camkit.background.edits import (
     COMPRESSION,
     Backgrounds,
@@ -44,7 +44,7 @@ from camkit.errors import CamkitError, advice
 from camkit.explaining.explanation import Explanation
 from camkit.images.filling import POINTING_TOLERANCE, dilated
 from camkit.images.prepare import prepare
-from camkit.images.read import LOSSLESS
+from camkit.images.read import LOSSLESS, jpeg_quality
 from camkit.images.regions import CropBoxes, check_crop, preprocess_region
 from camkit.kit.store import PictureRow, RowKind, packed, unpacked
 from camkit.models import black_box_in
@@ -419,7 +419,9 @@ class Experiment:
             picture = item.open()
             tensor = prepare(picture, preprocess, item.name).tensor.float()
             shades = plan.shades.of(picture.size)
-            quality = item.jpeg_quality if COMPRESSION in plan.cues else LOSSLESS
+            quality = (
+                LOSSLESS if COMPRESSION not in plan.cues or isinstance(item.source, Row) else jpeg_quality(item.source)
+            )
             if not plan.with_regions:
                 return PreparedPicture(tensor, shades, quality=quality)
             everything = [*item.objects, *item.others]

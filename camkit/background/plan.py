@@ -30,6 +30,7 @@ from camkit.explaining.explanation import Explanation
 from camkit.images.files import is_regular
 from camkit.images.masks import MaskFile
 from camkit.images.prepare import prepare
+from camkit.images.read import jpeg_quality
 from camkit.images.regions import ShadesBySize
 from camkit.kit.statistics import seed_of
 from camkit.kit.store import digest, digest_of_preprocessing, digest_of_weights
@@ -50,12 +51,10 @@ WORSE = "worse"
 
 
 class FileHashes(dict[Path | Row, str]):
-    """The SHA-256 of files, "unreadable" for those that cannot be read; each file is read once. Rows know their own."""
+    """The SHA-256 of files, "unreadable" for those that cannot be read; each file is read once. Rows are known."""
 
-    def __missing__(self, path: Path | Row) -> str:
+    def __missing__(self, path: Any) -> str:
         """Return the hash of a file that was not read yet."""
-        if isinstance(path, Row):
-            return path.content
         found = _UNREADABLE
         with contextlib.suppress(OSError):
             found = digest(path.read_bytes()) if is_regular(path) else _UNREADABLE
@@ -147,8 +146,8 @@ class Plan:
 
     @functools.cached_property
     def cues(self) -> tuple[str, ...]:
-        """The statistics of the whole picture that are exchanged: compression only if the files differ in it."""
-        differs = len({item.jpeg_quality for item in self.sample}) > 1
+        """The statistics of the whole picture that are exchanged: compression only if files differ in it."""
+        differs = len({jpeg_quality(item.source) for item in self.sample if isinstance(item.source, Path)}) > 1
         return tuple(name for name in CUES if name != COMPRESSION or differs)
 
     def name_of(self, output: int) -> str:
@@ -353,7 +352,7 @@ def make_plan(
     Raises:
         InputError: the model is a detector, and no picture has an object.
     """
-    files = FileHashes()
+    files = FileHashes({item.source: item.source.content for item in data.items if isinstance(item.source, Row)})
     data = without_duplicates(data, files)
     with_regions = any(item.objects for item in data.items)
     if detects:

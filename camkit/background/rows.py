@@ -15,20 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Integer, Shaped
+from jaxtyping import Float, Integer, Shaped
 from PIL import Image
 from pycocotools import mask as rle
 from torch.utils.data import DataLoader, IterableDataset
 from torchvision.transforms import Compose, Grayscale, Normalize, ToTensor
 
 from camkit.background.data import ClassMap, Dataset, Item, Row, joined
-from camkit.background.regions import Annotations, ObjectAnnotation, find_columns
-from camkit.errors import ImageError, InputError, as_error, brief
+from camkit.background.regions import Annotations, ObjectAnnotation, find_columns, read_regions
+from camkit.errors import ImageError, InputError, as_error, brief, whole_number
 from camkit.images.masks import MaskReading, mask_numbers, understand_masks
 from camkit.images.read import as_rgb, from_array
 from camkit.kit.store import digest
 from camkit.models.loaded import LoadedModel, as_labels
-from camkit.types import Box, Preprocess
+from camkit.types import Box
 
 _COLUMNS = {
     "image": ("image", "img", "picture", "pixel_values"),
@@ -67,20 +67,22 @@ class Rows:
     """
 
     def __init__(self, data: Any, group: str | None = None) -> None:
-        self.data: Any = data.dataset if isinstance(data, DataLoader) else data
+        self.data: Any = getattr(data, "dataset", None) if isinstance(data, DataLoader) else data
         if isinstance(self.data, (IterableDataset, Mapping)) or not hasattr(self.data, "__len__"):
             raise InputError(
                 f"{type(self.data).__name__} has no numbered rows; pass a folder, or a dataset with a length, such as "
                 "one split of a Hugging Face table"
             )
-        features = _attribute(self.data, "features")
-        kinds: Mapping[str, Any] = features if isinstance(features, Mapping) else {}
+        kinds = _attribute(self.data, "features")
         self._columns = {**_COLUMNS, "group": (group.lower(),)} if group else _COLUMNS
-        columns = find_columns(list(kinds), self._columns)
-        of_label, of_objects = (_names_in(kinds.get(columns.get(name, ""))) for name in ("label", "objects"))
+        columns = find_columns(list(kinds), self._columns) if isinstance(kinds, Mapping) else {}
+        of_label, of_objects = (
+            _names_in(kinds[columns[key]]) if key in columns else None for key in ("label", "objects")
+        )
         self.names = as_labels(_attribute(self.data, "classes") or of_label or of_objects)
         self._reading = threading.Lock()  # a dataset may read from one open file
-        self._shades: tuple[Any, Any] = (0.0, 1.0)
+        self._shades = _shades_of(ToTensor())
+        self._sample = range(0, len(self.data), max(1, len(self.data) // 16))
 
     def fitted(self, model: LoadedModel) -> LoadedModel:
         """Return the model with a preprocessing that makes of a row's picture what the row holds, if that is its input.
@@ -88,20 +90,20 @@ class Rows:
         It is if the rows are normalised, or if they are floating-point numbers and nothing else is known.
 
         Raises:
-            InputError: the rows are normalised, and it is not known how.
+            InputError: the rows are random, or they are normalised and it is not known how.
         """
-        count = len(self.data)
-        arrays = (_as_array(self.row(number)["image"]) for number in range(0, count, max(1, count // 16)))
+        if any(self.picture(number) != self.picture(number) for number in self._sample):
+            raise InputError("the dataset changes its pictures at random; pass it without augmentation")
+        arrays = (_as_array(self.row(number)["image"]) for number in self._sample)
         samples = [array for array in arrays if array.dtype.kind == "f"]
         if not samples:
             return model
         channels = samples[0].shape[2]
-        for preprocess in (_attribute(self.data, "transform"), None, model.preprocess):
-            black, white = _shades_of(preprocess)[:, -channels:]
-            with np.errstate(divide="ignore", invalid="ignore"):
-                ranges = [((sample - black) / (white - black)) for sample in samples]
+        for preprocess in (_attribute(self.data, "transform"), ToTensor(), model.preprocess):
+            self._shades = _shades_of(preprocess)[:, -channels:]
+            levels = [self._levels(sample) for sample in samples]
             # An interpolation between pixels may leave the range by less than a tenth
-            if all(each.min() >= -0.1 and each.max() <= 1.1 for each in ranges):
+            if all(each.min() >= -0.1 and each.max() <= 1.1 for each in levels):
                 break
         else:
             raise InputError(
@@ -109,12 +111,16 @@ class Rows:
                 f"{max(map(np.max, samples)):.3g}), and camkit cannot find out how; pass the dataset without its "
                 "normalisation"
             )
-        self._shades = black, white
-        if model.preprocess is not None and not black.any() and (white == 1).all():
+        mean = self._levels(np.zeros(channels))
+        deviation = self._levels(np.ones(channels)) - mean
+        if model.preprocess is not None and not mean.any() and (deviation == 1).all():
             return model
-        scale = 1 / (white - black)
-        steps = [*[Grayscale()] * (channels == 1), ToTensor(), Normalize((-black * scale).tolist(), scale.tolist())]
+        steps = [*[Grayscale()] * (channels == 1), ToTensor(), Normalize(mean.tolist(), deviation.tolist())]
         return replace(model, preprocess=Compose(steps))
+
+    def _levels(self, array: Float[np.ndarray, "*h_w c"]) -> Float[np.ndarray, "*h_w c"]:
+        black, white = self._shades
+        return np.asarray((array - black) / np.where(white == black, np.nan, white - black))
 
     def row(self, number: int) -> dict[str, Any]:
         """Return what a row holds, by the names in ``_COLUMNS``.
@@ -129,13 +135,12 @@ class Rows:
         ):
             row = self.data[number]
         if isinstance(row, (tuple, list)) and row:
-            row = _by_name(*row)
+            row = _by_name(row)
         columns = find_columns(list(row), self._columns) if isinstance(row, Mapping) else {}
         if "image" not in columns:
-            held = f"the columns {', '.join(map(str, row))}" if isinstance(row, Mapping) else type(row).__name__
             raise InputError(
-                f"row {number} of the data is {held}; a row must be (image, label), (image, label, mask or boxes), "
-                "(image, {'boxes': ..., 'labels': ...}), or have the columns image and label"
+                f"row {number} of the data is {brief(row)}; a row must be (image, label), (image, label, mask or "
+                "boxes), (image, {'boxes': ..., 'labels': ...}), or have the columns image and label"
             )
         found = {name: row[column] for name, column in columns.items() if row[column] is not None}
         objects = found.pop("objects", {})
@@ -155,9 +160,7 @@ class Rows:
         ``row`` is what ``row`` returned; None reads it.
         """
         array = _as_array((row or self.row(number))["image"])
-        if array.dtype.kind == "f":
-            array = np.clip((array - self._shades[0]) / (self._shades[1] - self._shades[0]), 0, 1)
-        return from_array(array)
+        return from_array(np.clip(self._levels(array), 0, 1) if array.dtype.kind == "f" else array)
 
     @functools.cached_property
     def masks(self) -> MaskReading:
@@ -190,11 +193,11 @@ class Rows:
         outlines = row.get("outlines", ())
         if "mask" in row:
             numbers = _numbers_of(row["mask"])
-            several = numbers.ndim == 3 or len(categories) == 1  # a mask for each object
-            regions = numbers.reshape(-1, *numbers.shape[-2:]) > 0 if several else [self.masks.is_object(numbers)]
+            alone = numbers.ndim == 2 and len(categories) != 1  # otherwise there is a mask for each object
+            regions = [self.masks.is_object(numbers)] if alone else numbers.reshape(-1, *numbers.shape[-2:]) > 0
             outlines = [rle.encode(np.asfortranarray(region, np.uint8)) for region in regions]
-        entries = itertools.zip_longest(boxes.tolist(), outlines, categories, row.get("crowds", ()))
-        for sides, outline, category, crowd in entries:
+        crowds = row.get("crowds", ())
+        for sides, outline, category, crowd in itertools.zip_longest(boxes.tolist(), outlines, categories, crowds):
             box = None if sides is None else Box(*sides)
             drawn = ObjectAnnotation(category or own or "", box, outline or None, crowd=bool(crowd), size=size)
             area = drawn.area if box is not None else float(rle.area(outline))
@@ -205,6 +208,7 @@ class Rows:
 def read_rows(
     rows: Rows,
     labels: Sequence[str] | None,
+    regions: Path | None,
     class_map: ClassMap | None,
     also: Mapping[str, frozenset[str]],
 ) -> Dataset:
@@ -213,7 +217,7 @@ def read_rows(
     Args:
         rows: the rows.
         labels: the names of the classes if the dataset has none.
-        class_map, also: as for ``read_data``.
+        regions, class_map, also: as for ``read_data``.
 
     Raises:
         InputError: as ``read_data``, or a row has an unknown form.
@@ -226,21 +230,24 @@ def read_rows(
         picture = rows.picture(number, row)
         label = class_of(row.get("label"), names)
         objects = list(rows.objects(row, label, picture.size, names))
-        named = [(area, each.category) for area, each in objects if each.category and not each.crowd]
+        named = ((area, each.category) for area, each in objects if each.category and not each.crowd)
         label = label or max(named, default=(0, ""))[1]
-        if not label:
+        if label:
+            for _, each in objects:
+                source.add(name, each)
+            read = Row(functools.partial(rows.picture, number), digest([str(picture.size), picture.tobytes()]))
+            items.append(Item(name, read, label, str(row.get("group", name)), place=str(row.get("place", ""))))
+        else:
             left_out.append(name)
-            continue
-        for _, each in objects:
-            source.add(name, each)
-        content = digest([str(picture.size), picture.tobytes()])
-        group, place = (str(row.get(column, usual)) for column, usual in (("group", name), ("place", "")))
-        items.append(Item(name, Row(functools.partial(rows.picture, number), content), label, group, place=place))
     if "masks" in vars(rows):
         source.facts = (f"masks: {rows.masks.words}",)
-    root = Path(str(_attribute(rows.data, "root") or type(rows.data).__name__))
-    labelled = items, "the rows of a dataset", {"pictures without a label": tuple(left_out)}
-    return joined(root, [source.finished()] if source.added else [], labelled, class_map, also)
+    return joined(
+        Path(str(_attribute(rows.data, "root") or type(rows.data).__name__)),
+        [*[source.finished()] * bool(source.added), *(read_regions(regions) if regions else [])],
+        (items, "the rows of a dataset", {"pictures without a label": tuple(left_out)}),
+        class_map,
+        also,
+    )
 
 
 def class_of(value: Any, names: Sequence[str] | None) -> str | None:
@@ -251,10 +258,7 @@ def class_of(value: Any, names: Sequence[str] | None) -> str | None:
     """
     if value is None or isinstance(value, str):
         return value
-    label = np.asarray(value)
-    if label.size != 1 or label.dtype.kind not in "biu":
-        raise InputError(f"each picture needs one class, given by its name or its number, not {brief(value)}")
-    index = int(label.reshape(()))
+    index = whole_number(value, "the label of a picture, which names its only class,")
     if names is not None and index >= len(names):
         raise InputError(f"the data has the label {index}, but only {len(names)} classes have names")
     return None if index < 0 else str(index) if names is None else names[index]
@@ -275,14 +279,14 @@ def _names_in(feature: Any) -> Sequence[str] | None:
     return getattr(feature, "names", None) if part is None else _names_in(part)
 
 
-def _by_name(image: Any, *targets: Any) -> dict[str, Any]:
+def _by_name(row: Sequence[Any]) -> dict[str, Any]:
     """Return the parts of a row that is a tuple, by the usual names."""
-    row = {"image": image}
-    if len(targets) == 1 and isinstance(targets[0], tuple):  # several targets of a dataset of torchvision
-        targets = targets[0]
+    # torchvision puts several targets into a tuple
+    targets = row[1] if len(row) == 2 and isinstance(row[1], tuple) else row[1:]
+    named = {"image": row[0]}
     for name, target in zip(("label", "regions"), targets, strict=False):
-        row |= target if isinstance(target, Mapping) else {name: target}
-    return row
+        named |= target if isinstance(target, Mapping) else {name: target}
+    return named
 
 
 def _as_array(image: Any) -> Shaped[np.ndarray, "h w c"]:
@@ -293,10 +297,8 @@ def _as_array(image: Any) -> Shaped[np.ndarray, "h w c"]:
     return array[..., None] if array.ndim == 2 else array
 
 
-def _shades_of(preprocess: Preprocess | None) -> Shaped[np.ndarray, "2 c"]:
+def _shades_of(preprocess: Any) -> Shaped[np.ndarray, "2 c"]:
     """Return what a preprocessing makes of black and white, for each channel; NaN if it cannot be called so."""
-    if preprocess is None:
-        return np.array([[0.0] * 3, [1.0] * 3])
     with contextlib.suppress(Exception):
         inputs = [preprocess(Image.new("RGB", (256, 256), shade)) for shade in ("black", "white")]
         return np.array(
@@ -310,5 +312,4 @@ def _numbers_of(mask: Any) -> Integer[np.ndarray, "*k h w"]:
     if isinstance(mask, Image.Image):
         return mask_numbers(mask)
     array = np.squeeze(np.asarray(mask))
-    is_share = array.dtype.kind == "f" and array.max(initial=0) <= 1
-    return np.rint(array * 255 if is_share else array).astype(int)
+    return np.asarray(np.rint(array * (255 if array.dtype.kind == "f" and array.max(initial=0) <= 1 else 1)), int)
