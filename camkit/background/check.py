@@ -95,7 +95,10 @@ def check(
         model: as for ``camkit.explain``. None uses the config's model; a name is loaded as the config says, with its
             weights.
         data: a folder with one folder per class, a CSV with the columns path and label, or a folder of pictures whose
-            regions name classes. None uses the path in the config.
+            regions name classes. None uses the path in the config. Or a dataset of PyTorch, or a loader of one, whose
+            rows are (image, label), (image, label, mask or boxes) or torchvision's (image, {"boxes", "labels",
+            "masks"}); or a table of Hugging Face ``datasets`` with the columns image, label, mask and objects. An image
+            is a PIL picture, bytes, or floating-point numbers from 0 to 1 or normalised, channels first or last.
         out: the folder for the reports. None uses the config's folder; if the config has none, no report is written.
         baseline: an earlier ``report.json`` of the same data and settings, to compare with. None uses the config's
             baseline.
@@ -126,8 +129,14 @@ def check(
         RunError: the model answers NaN or infinity to every picture, or calls ``sys.exit()``.
 
     Examples:
-        >>> import camkit  # doctest: +SKIP
+        >>> import camkit
         >>> camkit.check("resnet50", "validation/").assert_ok()  # doctest: +SKIP
+
+        >>> from torch.utils.data import Subset
+        >>> from torchvision.datasets import ImageFolder
+        >>> few = Subset(ImageFolder(camkit.scenes.labelled_scenes()), range(0, 160, 10))
+        >>> camkit.check("demo-fair", few).verdict  # too few, and without regions
+        'INCONCLUSIVE'
     """
     refuse_unknown_options(check, options, PlanOptions.__annotations__)
     for name, path in {"out": out, "baseline": baseline, **options}.items():

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import itertools
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,8 +67,8 @@ class Rows:
     """
 
     def __init__(self, data: Any, group: str | None = None) -> None:
-        self.data: Any = getattr(data, "dataset", None) if isinstance(data, DataLoader) else data
-        if isinstance(self.data, (IterableDataset, Mapping)) or not hasattr(self.data, "__len__"):
+        self.data: Any = data.dataset if isinstance(data, DataLoader) else data
+        if isinstance(self.data, (IterableDataset, Mapping)) or not isinstance(self.data, Sized):
             raise InputError(
                 f"{type(self.data).__name__} has no numbered rows; pass a folder, or a dataset with a length, such as "
                 "one split of a Hugging Face table"
@@ -108,8 +108,8 @@ class Rows:
         else:
             raise InputError(
                 f"the dataset's pictures are normalised (from {min(map(np.min, samples)):.3g} to "
-                f"{max(map(np.max, samples)):.3g}), and camkit cannot find out how; pass the dataset without its "
-                "normalisation"
+                f"{max(map(np.max, samples)):.3g}) in an unknown way; pass the transform that normalised them as "
+                "preprocess=..., or the dataset without its normalisation"
             )
         mean = self._levels(np.zeros(channels))
         deviation = self._levels(np.ones(channels)) - mean
@@ -169,7 +169,7 @@ class Rows:
         Raises:
             InputError: it is not clear what the object is.
         """
-        empty = np.zeros((1, 1))
+        empty = np.zeros((2, 2))
         return understand_masks(range(len(self.data)), lambda number: _numbers_of(self.row(number).get("mask", empty)))
 
     def objects(
