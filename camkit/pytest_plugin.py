@@ -57,7 +57,7 @@ def camkit_check(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[...
         try:
             result.assert_ok()
         except AssertionError as error:
-            pytest.fail(str(error), pytrace=False)
+            raise pytest.fail.Exception(str(error), pytrace=False) from None
         return result
 
     return check
