@@ -311,5 +311,4 @@ def _numbers_of(mask: Any) -> Integer[np.ndarray, "*k h w"]:
     """Return a mask as whole numbers, without an axis of one channel."""
     if isinstance(mask, Image.Image):
         return mask_numbers(mask)
-    array = np.squeeze(np.asarray(mask))
-    return np.asarray(np.rint(array * (255 if array.dtype.kind == "f" and array.max(initial=0) <= 1 else 1)), int)
+    return np.rint(np.squeeze(np.asarray(mask))).astype(int)

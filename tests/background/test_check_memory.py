@@ -20,7 +20,6 @@ from torchvision.transforms import Compose, Normalize, Resize, ToTensor
 
 import camkit
 from camkit.background.check import plan_check
-from camkit.background.plan import Plan
 from camkit.background.regions import object_region
 from camkit.errors import InputError
 
@@ -73,7 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def planned(data: Any, model: Any = MODEL, **options: Any) -> Plan:
+def planned(data: Any, model: Any = MODEL, **options: Any) -> Any:
     return plan_check(model, data, **{"config": CONFIG, **options})
 
 

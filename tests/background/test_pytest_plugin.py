@@ -34,7 +34,7 @@ def test_a_verdict_fails_the_test_and_so_does_a_worse_model(
     first.stdout.re_match_lines(
         [r"FAIL: .*: a gap of 1\.00 .*; see .*reports/test_model-test_it-demo-biased-1/rep.*html"]
     )
-    assert first.stdout.str().count("FAIL: ") == 1, "the sentence alone is shown"
+    assert "During handling" not in first.stdout.str(), "the sentence alone is shown"
     names = [f"test_model-test_it-demo-{name}-1.json" for name in ("biased", "fair")]
     assert sorted(file.name for file in (pytester.path / "camkit-baselines").iterdir()) == names
     assert sorted(file.name for file in (pytester.path / "reports").iterdir()) == [name[:-5] for name in names]
