@@ -3,8 +3,9 @@
 How a labelled folder becomes a verdict, step by step:
 
 - ``check``: runs the steps below in order; ``kit.store`` saves each finished row.
-- ``data``, ``regions``: the labelled pictures, their annotated objects, and the outputs of the model that belong to
-  each class. ``plan`` joins them with the model and the settings, and draws the sample.
+- ``data``, ``rows``, ``regions``: the labelled pictures of a folder or a dataset, their annotated objects, and the
+  outputs of the model that belong to each class. ``plan`` joins them with the model and the settings, and draws the
+  sample.
 - ``edits``: what is changed in the pictures of the sample. ``experiment``: what the model answers to every picture, and
   to its edits, and where the heat lies.
 - ``effects``: the measures of each picture, and what follows from them for each class and for all classes together.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import json
+import os
 import re
 import time
 import warnings
@@ -43,6 +44,7 @@ from camkit.background.result import (
     compare,
     read_baseline,
 )
+from camkit.background.rows import Rows, read_rows
 from camkit.background.rule import judge, said
 from camkit.engine.passes import usable_precision
 from camkit.errors import InputError, RunError, advice, refuse_unknown_options, refusing_exit
@@ -77,7 +79,7 @@ class PlanOptions(TypedDict, total=False):
 @refusing_exit()
 def check(
     model: Loadable | None = None,
-    data: str | Path | None = None,
+    data: Any = None,
     *,
     out: str | Path | None = None,
     baseline: str | Path | None = None,
@@ -93,7 +95,10 @@ def check(
         model: as for ``camkit.explain``. None uses the config's model; a name is loaded as the config says, with its
             weights.
         data: a folder with one folder per class, a CSV with the columns path and label, or a folder of pictures whose
-            regions name classes. None uses the path in the config.
+            regions name classes. None uses the path in the config. Or a dataset of PyTorch, or a loader of one, whose
+            rows are (image, label), (image, label, mask or boxes) or torchvision's (image, {"boxes", "labels",
+            "masks"}); or a table of Hugging Face ``datasets`` with the columns image, label, mask and objects. An image
+            is a PIL picture, bytes, or floating-point numbers from 0 to 1 or normalised, channels first or last.
         out: the folder for the reports. None uses the config's folder; if the config has none, no report is written.
         baseline: an earlier ``report.json`` of the same data and settings, to compare with. None uses the config's
             baseline.
@@ -124,8 +129,14 @@ def check(
         RunError: the model answers NaN or infinity to every picture, or calls ``sys.exit()``.
 
     Examples:
-        >>> import camkit  # doctest: +SKIP
+        >>> import camkit
         >>> camkit.check("resnet50", "validation/").assert_ok()  # doctest: +SKIP
+
+        >>> from torch.utils.data import Subset
+        >>> from torchvision.datasets import ImageFolder
+        >>> few = Subset(ImageFolder(camkit.scenes.labelled_scenes()), range(0, 160, 10))
+        >>> camkit.check("demo-fair", few).verdict  # too few, and without regions
+        'INCONCLUSIVE'
     """
     refuse_unknown_options(check, options, PlanOptions.__annotations__)
     for name, path in {"out": out, "baseline": baseline, **options}.items():
@@ -143,46 +154,54 @@ def _argument(setting: str) -> str:
 
 def plan_check(
     model: Loadable | None = None,
-    data: str | Path | None = None,
+    data: Any = None,
     **options: Unpack[PlanOptions],
 ) -> Plan:
     """Read everything that a check needs, without computing anything. The arguments are those of ``check``."""
     refuse_unknown_options(plan_check, options, PlanOptions.__annotations__)
     settings = as_settings(options.get("config")).with_options(
         named=_argument,
-        data={"path": data, "regions": options.get("regions")},
+        data={"path": data if isinstance(data, (str, os.PathLike)) else None, "regions": options.get("regions")},
         limits={"strict": options.get("strict")},
         run={"quick": options.get("quick")},
     )
     loaded = as_model(
         configured_model(model, settings.model), preprocess=options.get("preprocess"), labels=options.get("labels")
     )
+    rows = None if data is None or isinstance(data, (str, os.PathLike)) else Rows(data, settings.data.group)
+    loaded = loaded if rows is None else rows.fitted(loaded)
     if loaded.preprocess is None:
         raise InputError(
             "the preprocessing of this model is not known; pass "
             + advice("preprocess=...", "--size, --mean and --std, or let the factory return it with the module")
         )
     settings = settings.model_copy(update={"check": _feasible(settings, loaded)})
-    if settings.data.path is None or data == "":
-        raise InputError(
-            "no data is given; pass a folder with one folder per class, or a CSV with the columns path and label"
-        )
     given = options.get("class_map")
     given = settings.data.class_map if given is None else given
     table = None if given is None else read_class_map(given if isinstance(given, Mapping) else Path(given))
-    dataset = read_data(
-        settings.data.path,
-        regions=settings.data.regions,
-        group=settings.data.group,
-        skip=settings.run.out,
-        class_map=table,
-        also={name: settings.also_allowed(name) for name in settings.classes},
-    )
+    also = {name: settings.also_allowed(name) for name in settings.classes}
+    if rows is not None:
+        dataset = read_rows(rows, loaded.labels, settings.data.regions, table, also)
+    elif settings.data.path is None or data == "":
+        raise InputError(
+            "no data is given; pass a folder with one folder per class, or a CSV with the columns path and label"
+        )
+    else:
+        dataset = read_data(
+            settings.data.path,
+            regions=settings.data.regions,
+            group=settings.data.group,
+            skip=settings.run.out,
+            class_map=table,
+            also=also,
+        )
     configured = (*settings.classes, *(waiver.name for waiver in settings.waivers))
     unknown = next((name for name in configured if name not in dataset.classes), None)
     if unknown is not None:
         raise InputError(f"the config names class {unknown!r}, but the data has no pictures of it")
     outputs, detects = count_outputs(loaded, dataset.items)
+    if rows is not None and loaded.labels is None and len(rows.names or ()) == outputs:
+        loaded = replace(loaded, labels=rows.names)
     pictures = Counter(item.label for item in dataset.items)
     matched = match_classes(dataset.classes, loaded.labels, outputs, table, pictures)
     return make_plan(loaded, dataset, *matched, settings, dt.datetime.now(dt.UTC).date(), detects=detects)
@@ -249,7 +268,7 @@ def finish_check(
         result = replace(result, run=CheckRun(started, time.perf_counter() - clock, command))
         if earlier is not None:
             check_heat(earlier, result.layer, result.grids)
-            contents = {item.name: plan.files[item.path] for item in plan.data.items}
+            contents = {item.name: plan.files[item.source] for item in plan.data.items}
             change = compare(earlier, result.images, contents, plan.settings.check.seed, plan.settings.limits.worse)
             result = replace(result, change=change, warnings=(*result.warnings, *change.worse))
         if out is not None:

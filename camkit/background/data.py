@@ -13,6 +13,8 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
+from PIL import Image
+
 from camkit.background.regions import (
     MOST_LISTED,
     READ,
@@ -31,6 +33,7 @@ from camkit.errors import InputError, advice, as_error, did_you_mean, refuse_pip
 from camkit.images.files import files_in, has_picture_suffix, is_regular
 from camkit.images.listing import find_pictures
 from camkit.images.masks import MASK_SUFFIXES, has_few_values, names_masks
+from camkit.images.read import open_picture
 from camkit.kit.statistics import wilson
 from camkit.kit.wording import first_of, listed
 from camkit.options.settings import normalize_name
@@ -60,12 +63,20 @@ def grouped(entries: Iterable[_T], key: Callable[[_T], _K]) -> dict[_K, list[_T]
 
 
 @dataclass(frozen=True, eq=False)
+class Row:
+    """A picture in a row of a dataset: what reads it, and the hash of its pixels."""
+
+    open: Callable[[], Image.Image]
+    content: str
+
+
+@dataclass(frozen=True, eq=False)
 class Item:
-    """One labelled picture with its file, class, group and objects.
+    """One labelled picture with its file or row, class, group and objects.
 
     Attributes:
-        name: the file's path relative to the data folder, with forward slashes.
-        path: the file.
+        name: the file's path relative to the data folder, with forward slashes; or the number of the row.
+        source: the file or the row.
         label: the class.
         group: pictures with the same group belong together; without groups it is the name.
         objects: the objects of the picture's class.
@@ -74,12 +85,20 @@ class Item:
     """
 
     name: str
-    path: Path
+    source: Path | Row
     label: str
     group: str
     objects: tuple[ObjectAnnotation, ...] = ()
     others: tuple[ObjectAnnotation, ...] = ()
     place: str = ""
+
+    def open(self) -> Image.Image:
+        """Read the picture.
+
+        Raises:
+            ImageError: it cannot be read.
+        """
+        return self.source.open() if isinstance(self.source, Row) else open_picture(self.source)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,9 +154,41 @@ def read_data(
         InputError: there are no labelled pictures, or there are regions and none of them belongs to a picture.
     """
     try:
-        dataset, sources = _labelled(data, regions, group, skip, class_map)
+        root, sources, labelled = _labelled(data, regions, group, skip, class_map)
     except OSError as error:  # any folder or file may be unreadable
         raise InputError(f"{error.filename or data} cannot be read: {error.strerror or error}") from error
+    return joined(root, sources, labelled, class_map, also)
+
+
+def joined(
+    root: Path,
+    sources: Sequence[Annotations],
+    labelled: Labelled,
+    class_map: ClassMap | None,
+    also: Mapping[str, frozenset[str]] | None,
+) -> Dataset:
+    """Leave out the classes that the class map leaves out, and add the objects. The errors are those of ``read_data``.
+
+    ``root`` is what the data is called; ``class_map`` and ``also`` are those of ``read_data``.
+    """
+    pictures, rule, left_out = labelled
+    without = [name for name, entries in (class_map or {}).items() if entries is None]
+    items = tuple(item for item in pictures if item.label not in without)
+    if not items:
+        raise InputError(
+            f"{root} holds no labelled pictures; expected a folder per class, a CSV with the columns path and label, "
+            "pictures with regions that name classes, or a dataset of images and labels, and a class map that leaves "
+            "out some classes at most"
+        )
+    left_out |= {
+        f"pictures of {name!r}, which the class map leaves out (null)": tuple(
+            item.name for item in pictures if item.label == name
+        )
+        for name in sorted(without)
+    }
+    classes = tuple(sorted({item.label for item in items}))
+    fact = f"{len(items)} pictures of {len(classes)} class{'' if len(classes) == 1 else 'es'} ({rule})"
+    dataset = Dataset(root, items, classes, (fact,), left_out)
     if sources:
         dataset = _annotated(dataset, sources, also or {})
     else:
@@ -151,10 +202,9 @@ def _labelled(
     group: str | None,
     skip: Path | None,
     class_map: ClassMap | None,
-) -> tuple[Dataset, list[Annotations]]:
-    """Read the pictures with their labels, and the sources of their objects."""
-    without = [name for name, entries in (class_map or {}).items() if entries is None]
-    only = None if class_map is None else class_map.keys() - without
+) -> tuple[Path, list[Annotations], Labelled]:
+    """Return the folder, the sources of the objects, and the labelled pictures."""
+    only = None if class_map is None else {name for name, entries in class_map.items() if entries is not None}
     refuse_pipe(data)
     if not data.exists() or (data.is_file() and has_picture_suffix(data.name)):
         raise InputError(
@@ -170,19 +220,7 @@ def _labelled(
     usual = [folder for folder in root.iterdir() if names_masks(folder.name) and folder.is_dir()]
     of_classes = {folder.name for folder in usual if folder.name in (only or ()) or holds_photographs(folder)}
     sources = find_regions(root, of_classes, table) if regions is None else read_regions(regions, table)
-    labelled, rule, left_out = _label_pictures(data, sources, group, skip, regions, only, of_classes)
-    items = tuple(item for item in labelled if item.label not in without)
-    if not items:
-        raise InputError(
-            f"{data} holds no labelled pictures; expected a folder per class, a CSV with the columns path and label, "
-            "or pictures with regions that name classes, and a class map that leaves out some classes at most"
-        )
-    for name in sorted(without):
-        of_class = tuple(item.name for item in labelled if item.label == name)
-        left_out[f"pictures of {name!r}, which the class map leaves out (null)"] = of_class
-    classes = tuple(sorted({item.label for item in items}))
-    fact = f"{len(items)} pictures of {len(classes)} class{'' if len(classes) == 1 else 'es'} ({rule})"
-    return Dataset(root, items, classes, (fact,), left_out), sources
+    return root, sources, _label_pictures(data, sources, group, skip, regions, only, of_classes)
 
 
 def _annotated(data: Dataset, sources: Sequence[Annotations], also: Mapping[str, frozenset[str]]) -> Dataset:
@@ -224,7 +262,7 @@ def _annotated(data: Dataset, sources: Sequence[Annotations], also: Mapping[str,
     return replace(data, items=items, facts=(*data.facts, *facts, counts), left_out=left_out)
 
 
-_Labelled: TypeAlias = tuple[list[Item], str, dict[str, tuple[str, ...]]]
+Labelled: TypeAlias = tuple[list[Item], str, dict[str, tuple[str, ...]]]
 """Labelled pictures, the rule that labelled them, and what was left out for which reason."""
 
 
@@ -236,7 +274,7 @@ def _label_pictures(
     regions: Path | None,
     only: Collection[str] | None,
     of_classes: Collection[str],
-) -> _Labelled:
+) -> Labelled:
     """Label the pictures by a table, by their folders or by their largest objects.
 
     ``of_classes`` has the folders that are named like folders of masks but hold photographs of a class.
@@ -274,7 +312,7 @@ def _label_pictures(
 
 def _label_by_folder(
     data: Path, by_class: Mapping[str, Sequence[Path]], of_masks: Sequence[str], rows: Sequence[Mapping[str, str]]
-) -> _Labelled:
+) -> Labelled:
     """Give each picture the name of its folder as its class; the rows of a table say its group and place."""
     listed_in = {Path(row["path"]).as_posix(): row for row in rows}
     items = []
@@ -353,7 +391,7 @@ SEVERAL_CLASSES = "pictures that the table lists with several classes"
 """Why pictures are left out. If there are any, camkit assumes that the model's classes do not exclude each other."""
 
 
-def _label_by_table(file: Path, group: str | None) -> _Labelled:
+def _label_by_table(file: Path, group: str | None) -> Labelled:
     """Read the pictures and labels that a CSV lists."""
     items: dict[str, Item] = {}
     left_out: dict[str, dict[str, None]] = defaultdict(dict)
@@ -377,7 +415,7 @@ def _label_by_table(file: Path, group: str | None) -> _Labelled:
 
 def _label_by_largest(
     data: Path, sources: Sequence[Annotations], only: Collection[str] | None, skip: Path | None
-) -> _Labelled:
+) -> Labelled:
     """Give each picture the class of its largest annotated object."""
     files = {file.relative_to(data).as_posix(): file for file in _pictures_in(data, skip)}
     files = {name: file for name, file in files.items() if not any(map(names_masks, Path(name).parts[:-1]))}

@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float, Shaped
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter
 from torch import Tensor
 
-from camkit.background.data import Item
+from camkit.background.data import Item, Row
 from camkit.background.edits import (
     COMPRESSION,
     Backgrounds,
@@ -44,7 +44,7 @@ from camkit.errors import CamkitError, advice
 from camkit.explaining.explanation import Explanation
 from camkit.images.filling import POINTING_TOLERANCE, dilated
 from camkit.images.prepare import prepare
-from camkit.images.read import LOSSLESS, jpeg_quality, open_picture
+from camkit.images.read import LOSSLESS, jpeg_quality
 from camkit.images.regions import CropBoxes, check_crop, preprocess_region
 from camkit.kit.store import PictureRow, RowKind, packed, unpacked
 from camkit.models import black_box_in
@@ -271,7 +271,7 @@ def _rows_without_heat(plan: Plan, items: Sequence[Item]) -> Iterator[HeatRow | 
             try:
                 if plan.detects:
                     plan.wanted(item)
-                yield item, prepare(item.path, plan.preprocess, item.name).tensor
+                yield item, prepare(item.open(), plan.preprocess, item.name).tensor
             except CamkitError as error:
                 unusable.append(_unusable(item, error))
 
@@ -296,9 +296,9 @@ def _compared(plan: Plan, boxes: CropBoxes, item: Item, explanation: Explanation
         return row
     # Without a box, the explanation's picture is the model's input, and the original's size is read from the file.
     original = explanation.picture if explanation.box is not None else None
-    size = open_picture(item.path).size if original is None else (original.shape[1], original.shape[0])
+    size = item.open().size if original is None else (original.shape[1], original.shape[0])
     if isinstance(explanation.shown, Tensor):
-        check_crop(plan.preprocess, open_picture(item.path), explanation.shown, boxes)
+        check_crop(plan.preprocess, item.open(), explanation.shown, boxes)
     original_region = object_region(item.objects, size)
     shades = plan.shades.of(size)
     region = preprocess_region(original_region, plan.preprocess, shades) > 0.5
@@ -320,7 +320,7 @@ def _compared(plan: Plan, boxes: CropBoxes, item: Item, explanation: Explanation
 
 
 def _unusable(item: Item, error: CamkitError) -> Unusable:
-    text = str(error).replace(str(item.path), item.name)  # the report must not depend on where the data lies
+    text = str(error).replace(str(item.source), item.name)  # the report must not depend on where the data lies
     return Unusable(item.name, text if item.name in text else f"{item.name}: {text}")
 
 
@@ -416,10 +416,12 @@ class Experiment:
     def _load(self, item: Item) -> PreparedPicture | None:
         plan, preprocess = self.plan, self.plan.preprocess
         try:
-            picture = open_picture(item.path)
+            picture = item.open()
             tensor = prepare(picture, preprocess, item.name).tensor.float()
             shades = plan.shades.of(picture.size)
-            quality = jpeg_quality(item.path) if COMPRESSION in plan.cues else LOSSLESS
+            quality = (
+                LOSSLESS if COMPRESSION not in plan.cues or isinstance(item.source, Row) else jpeg_quality(item.source)
+            )
             if not plan.with_regions:
                 return PreparedPicture(tensor, shades, quality=quality)
             everything = [*item.objects, *item.others]

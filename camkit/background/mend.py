@@ -135,7 +135,7 @@ class MendResult:
 @refusing_exit()
 def mend(
     model: Loadable | None = None,
-    data: str | Path | None = None,
+    data: Any = None,
     *,
     progress: MendProgress | None = None,
     **options: Unpack[PlanOptions],
@@ -307,7 +307,7 @@ def find_last_linear(plan: Plan) -> str:
     """
     module, device = plan.model.module, device_of(plan.model.module)
     first = plan.data.items[0]
-    picture = prepare(first.path, plan.preprocess, first.name).tensor[None].to(device, dtype_of(module))
+    picture = prepare(first.open(), plan.preprocess, first.name).tensor[None].to(device, dtype_of(module))
     names: dict[nn.Module, str] = {
         layer: name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)
     }

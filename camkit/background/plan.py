@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torchvision.ops import box_iou
 
-from camkit.background.data import SEVERAL_CLASSES, Dataset, Item, grouped
+from camkit.background.data import SEVERAL_CLASSES, Dataset, Item, Row, grouped
 from camkit.background.edits import COMPRESSION, CUES
 from camkit.background.regions import boxes_on_input
 from camkit.engine.guard import interruptible
@@ -30,7 +30,7 @@ from camkit.explaining.explanation import Explanation
 from camkit.images.files import is_regular
 from camkit.images.masks import MaskFile
 from camkit.images.prepare import prepare
-from camkit.images.read import jpeg_quality, open_picture
+from camkit.images.read import jpeg_quality
 from camkit.images.regions import ShadesBySize
 from camkit.kit.statistics import seed_of
 from camkit.kit.store import digest, digest_of_preprocessing, digest_of_weights
@@ -50,10 +50,10 @@ WORSE = "worse"
 """The limit that a comparison with a baseline uses. It changes no measure, so runs may differ in it."""
 
 
-class FileHashes(dict[Path, str]):
-    """The SHA-256 of files, "unreadable" for those that cannot be read; each file is read once."""
+class FileHashes(dict[Path | Row, str]):
+    """The SHA-256 of files, "unreadable" for those that cannot be read; each file is read once. Rows are known."""
 
-    def __missing__(self, path: Path) -> str:
+    def __missing__(self, path: Any) -> str:
         """Return the hash of a file that was not read yet."""
         found = _UNREADABLE
         with contextlib.suppress(OSError):
@@ -146,8 +146,8 @@ class Plan:
 
     @functools.cached_property
     def cues(self) -> tuple[str, ...]:
-        """The statistics of the whole picture that are exchanged: compression only if the files differ in it."""
-        differs = len({jpeg_quality(item.path) for item in self.sample}) > 1
+        """The statistics of the whole picture that are exchanged: compression only if files differ in it."""
+        differs = len({jpeg_quality(item.source) for item in self.sample if isinstance(item.source, Path)}) > 1
         return tuple(name for name in CUES if name != COMPRESSION or differs)
 
     def name_of(self, output: int) -> str:
@@ -201,7 +201,7 @@ class Plan:
             CamkitError: the picture cannot be read, or its regions cannot be followed through the preprocessing.
         """
         if item.name not in self._wanted:
-            size = open_picture(item.path).size
+            size = item.open().size
             self._wanted[item.name] = boxes_on_input(item.objects, size, self.preprocess, self.shades.of(size))
         return self._wanted[item.name]
 
@@ -216,7 +216,7 @@ class Plan:
         return iter(
             explain_many(
                 self.model,
-                [item.path for item in items],
+                (item.open() if isinstance(item.source, Row) else item.source for item in items),
                 check.layer,
                 target=target,
                 method=cast("MethodLike", check.method),
@@ -238,7 +238,7 @@ class Plan:
         """Hashes of the weights, of the settings that influence results, and of the pictures with regions."""
         pictures = (
             f"{item.name}\0{item.label}\0{item.group}\0{item.place}\0{_describe_regions(item, self.files)}\0"
-            f"{self.files[item.path]}"
+            f"{self.files[item.source]}"
             for item in self.data.items
         )
         reported = self.reported_settings
@@ -271,7 +271,7 @@ def without_duplicates(data: Dataset, files: FileHashes) -> Dataset:
     originals: dict[str, Item] = {}
     left_out = dict(data.left_out)
     for item in data.items:
-        content = files[item.path]
+        content = files[item.source]
         original = originals.setdefault(item.name if content == _UNREADABLE else content, item)
         if original is not item:
             of = "copies of another picture" if original.label == item.label else "copies of a picture of another class"
@@ -303,7 +303,7 @@ def count_outputs(model: LoadedModel, items: Sequence[Item]) -> tuple[int, bool]
     failure: CamkitError | None = None
     for item in items:
         try:
-            tensor = prepare(item.path, model.preprocess, item.name).tensor
+            tensor = prepare(item.open(), model.preprocess, item.name).tensor
         except CamkitError as error:
             failure = error
             continue
@@ -352,7 +352,7 @@ def make_plan(
     Raises:
         InputError: the model is a detector, and no picture has an object.
     """
-    files = FileHashes()
+    files = FileHashes({item.source: item.source.content for item in data.items if isinstance(item.source, Row)})
     data = without_duplicates(data, files)
     with_regions = any(item.objects for item in data.items)
     if detects:

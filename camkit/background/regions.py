@@ -390,7 +390,10 @@ def _decode_outline(outline: Any, size: tuple[int, int]) -> Bool[np.ndarray, "h 
 
 # --- formats
 
-READ = "COCO JSON, Pascal VOC XML, YOLO text, CSV files with the columns path, xmin, ymin, xmax and ymax, and masks"
+READ = (
+    "COCO JSON, Pascal VOC XML, YOLO text, CSV files with the columns path, xmin, ymin, xmax and ymax, masks, and the "
+    "masks or boxes in the rows of a dataset"
+)
 """The annotations that camkit reads, in words."""
 
 

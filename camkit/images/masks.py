@@ -9,9 +9,10 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -85,8 +86,10 @@ class MaskFile:
         return self.reading.is_object(read_mask(self.path, size))
 
 
-def understand_masks(files: Sequence[Path]) -> MaskReading:
-    """Find out what the values of masks mean, from a sample of them.
+def understand_masks(
+    files: Sequence[Any], read: Callable[[Any], Integer[np.ndarray, "h w"]] | None = None
+) -> MaskReading:
+    """Find out what the values of masks mean, from a sample of them. ``read`` reads each; None reads files.
 
     Raises:
         InputError: no mask can be read, or it is not clear which values are the object.
@@ -97,7 +100,7 @@ def understand_masks(files: Sequence[Path]) -> MaskReading:
     # 200 masks are enough to contain every class, and are read within seconds.
     for file in random.Random(0).sample(files, min(len(files), 200)):
         try:
-            values = read_mask(file)
+            values = (read or read_mask)(file)
         except ImageError as error:  # if other masks can be read, this one is an error of its own picture
             refused = refused or error
             continue
@@ -175,13 +178,14 @@ def read_mask(file: Path, size: tuple[int, int] | None = None) -> Integer[np.nda
             raise ImageError(
                 f"{name} has {upright.width}x{upright.height} pixels, but its picture has {size[0]}x{size[1]}"
             )
-        numbers = _numbers(upright)
+        numbers = mask_numbers(upright)
         if not (numbers >= 0).all():
             raise ImageError(f"{name} holds numbers below 0 or NaN; save it with 0 for the background")
         return numbers
 
 
-def _numbers(picture: Image.Image) -> Integer[np.ndarray, "h w"]:
+def mask_numbers(picture: Image.Image) -> Integer[np.ndarray, "h w"]:
+    """Return one number for each pixel of a mask, as ``read_mask`` does."""
     if picture.mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in picture.info:
         opacity: UInt8[np.ndarray, "h w"] = np.asarray(picture.convert("RGBA").getchannel("A"))
         if opacity.min() < opacity.max():

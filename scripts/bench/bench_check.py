@@ -63,7 +63,7 @@ def classify(plan: Plan) -> None:
     assert preprocess is not None
 
     def read(item: Item) -> torch.Tensor:
-        return prepare(item.path, preprocess, item.name).tensor
+        return prepare(item.open(), preprocess, item.name).tensor
 
     tasks = (Task(functools.partial(read, item), in_thread=True) for item in plan.data.items)
     prepared = in_order(tasks, workers=READERS, ahead=plan.batch_size)

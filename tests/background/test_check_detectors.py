@@ -207,7 +207,7 @@ def test_answers_to_edits_are_what_a_slow_count_on_the_drawn_rectangles_says(fol
     rows = {row.name: dict(row.answers) for row in experiment.rows(items)}
     rights = {arm: [] for arm in ("same", "other", "removed")}
     for item in items:
-        with Image.open(item.path) as picture:
+        with Image.open(item.source) as picture:
             width, height = picture.size
         times = 48 / max(width, height) if prepare is letterbox else 1.0
         left, top = (((48 - round(side * times)) // 2 if prepare is letterbox else 0) for side in (width, height))

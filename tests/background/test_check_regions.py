@@ -297,7 +297,7 @@ def test_a_data_yaml_stands_for_the_folder_of_its_pictures(tmp_path: Path, table
         (labels / f"{name}.txt").write_text("1 0.5 0.5 0.5 0.2\n")
     (tmp_path / "data.yaml").write_text(f"{table}\nnames: [dog, cat]\n")
     data = read_data(tmp_path / "data.yaml")
-    assert [(item.path.resolve(), item.label) for item in data.items] == [(tmp_path / place / "a.png", "cat")]
+    assert [(item.source.resolve(), item.label) for item in data.items] == [(tmp_path / place / "a.png", "cat")]
 
 
 @pytest.mark.parametrize("regions", [None, "set/labels"])

@@ -437,7 +437,7 @@ _OF_BACKGROUND: tuple[EffectName, ...] = ("gap", "sufficiency", "attraction")
 def render_json(result: CheckResult) -> str:
     """Return the report."""
     plan, kinds = result.plan, result.kinds
-    hashes = {item.name: plan.files[item.path] for item in plan.data.items}
+    hashes = {item.name: plan.files[item.source] for item in plan.data.items}
     report = {
         "schema": SCHEMA,
         "camkit": VERSION,

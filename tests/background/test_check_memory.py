@@ -1,0 +1,229 @@
+"""Datasets in memory: the same pictures, labels and regions as a folder give the same check."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import ChainDataset, ConcatDataset, DataLoader, Subset, TensorDataset
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import Compose, Normalize, Resize, ToTensor
+
+import camkit
+from camkit.background.check import plan_check
+from camkit.background.regions import object_region
+from camkit.errors import InputError
+
+NAMES = ["bird", "car", "plane", "ship"]
+PER_CLASS = 10
+CONFIG = {"limits": {"least_pictures": 8}, "check": {"pastes": 1, "batch_size": 8}}
+MODEL = camkit.load_model("demo-biased")
+
+
+class Scenes:
+    """Drawn scenes: ``row`` makes a row of the image, the number of the class and the mask."""
+
+    classes = NAMES
+
+    def __init__(self, row: Callable[..., Any] = lambda *row: row) -> None:
+        folder = camkit.scenes.labelled_scenes()
+        self.files = [file for name in NAMES for file in sorted((folder / name).iterdir())[:PER_CLASS]]
+        self.row = row
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, number: int) -> Any:
+        file = self.files[number]
+        mask = next((file.parents[2] / "masks" / file.parent.name).glob(f"{file.stem}.*"))
+        region = np.asarray(Image.open(mask).convert("L")) > 0
+        return self.row(Image.open(file).convert("RGB"), NAMES.index(file.parent.name), region)
+
+
+def corners(mask: np.ndarray) -> list[int]:
+    down, across = np.nonzero(mask)
+    return [int(across.min()), int(down.min()), int(across.max()) + 1, int(down.max()) + 1]
+
+
+def corner_and_size(mask: np.ndarray) -> list[int]:
+    return [*cv2.boundingRect(mask.astype(np.uint8))]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the same pictures as PNG files, which are named like the rows, their masks and boxes."""
+    root = tmp_path_factory.mktemp("scenes")
+    lines = ["path,label,xmin,ymin,xmax,ymax"]
+    (root / "masks").mkdir()
+    for number, (image, label, mask) in enumerate(map(Scenes().__getitem__, range(len(Scenes())))):
+        image.save(root / str(number), "PNG")
+        Image.fromarray(mask).save(root / "masks" / f"{number}.png")
+        lines.append(",".join(map(str, (number, NAMES[label], *corners(mask)))))
+    (root / "pictures.csv").write_text("\n".join(lines))
+    return root
+
+
+def planned(data: Any, model: Any = MODEL, **options: Any) -> Any:
+    return plan_check(model, data, **{"config": CONFIG, **options})
+
+
+def assert_same_data(data: Any, folder: Path, regions: str = "masks") -> None:
+    on_disk = planned(folder / "pictures.csv", regions=folder / regions)
+    for own, item in zip(planned(data).data.items, on_disk.data.items, strict=True):
+        assert (own.name, own.label) == (item.name, item.label)
+        regions_of_both = [object_region(each.objects, each.open().size) for each in (own, item)]
+        assert np.array_equal(own.open(), item.open()) and np.array_equal(*regions_of_both)
+
+
+def as_tensor(image: Image.Image) -> torch.Tensor:
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+def target(label: int, mask: np.ndarray, *keys: str) -> dict[str, Any]:
+    boxes, masks = torch.tensor([corners(mask)]).float(), torch.from_numpy(mask[None].astype(np.uint8))
+    return {"labels": torch.tensor([label]), **{key: {"boxes": boxes, "masks": masks}[key] for key in keys}}
+
+
+MASKS = {
+    "PIL and bool": lambda image, label, mask: (image, label, mask),
+    "HWC and 0 to 255": lambda image, label, mask: (np.array(image), NAMES[label], mask * np.uint8(255)),
+    "CHW and a channel": lambda image, label, mask: (as_tensor(image), torch.tensor(label), torch.tensor(mask)[None]),
+    "0..1 and PIL": lambda image, label, mask: (as_tensor(image) / 255, np.int64(label), Image.fromarray(mask)),
+    "two targets": lambda image, label, mask: (image, (label, mask * 7)),
+    "torchvision": lambda image, label, mask: (image, target(label, mask, "boxes", "masks")),
+    "a dictionary": lambda image, label, mask: {"Img": image, "category": label, "mask": mask.astype(float)},
+}
+BOXES = {
+    "corners": lambda image, label, mask: (image, label, corners(mask)),
+    "torchvision": lambda image, label, mask: (image, target(label, mask, "boxes")),
+    "COCO": lambda image, label, mask: {"img": image, "objects": [{"bbox": corner_and_size(mask), "category": label}]},
+}
+
+
+@pytest.mark.parametrize("form", MASKS)
+def test_masks_are_those_of_the_folder(form: str, folder: Path) -> None:
+    assert_same_data(DataLoader(Scenes(MASKS[form]), shuffle=True), folder)
+
+
+@pytest.mark.parametrize("form", BOXES)
+def test_boxes_are_those_of_the_folder(form: str, folder: Path) -> None:
+    assert_same_data(Scenes(BOXES[form]), folder, "pictures.csv")
+
+
+@pytest.mark.extended
+def test_a_table_of_hugging_face(folder: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="needs camkit[extended]")
+    image, kind, number = datasets.Image(), datasets.ClassLabel(names=NAMES), datasets.Value("int64")
+    rows = list(map(Scenes().__getitem__, range(len(Scenes()))))
+    images, labels, masks = map(list, zip(*rows, strict=True))
+    columns = {"image": images, "label": labels, "mask": list(map(Image.fromarray, masks)), "patient": labels}
+    features = datasets.Features({"image": image, "label": kind, "mask": image, "patient": number})
+    table = datasets.Dataset.from_dict(columns, features)
+    for data in (table, table.with_format("torch")):
+        assert_same_data(data, folder)
+    grouped = planned(table, config=CONFIG | {"data": {"group": "patient"}})
+    assert {(item.group, item.label) for item in grouped.data.items} == {*zip("0123", NAMES, strict=True)}
+    objects = [[{"bbox": corner_and_size(mask), "category": label}] for _, label, mask in rows]
+    by_column = [{key: [each[key] for each in of_row] for key in of_row[0]} for of_row in objects]
+    feature = {"bbox": datasets.List(number), "category": kind}
+    of_columns = {"bbox": datasets.List(feature["bbox"]), "category": datasets.List(kind)}
+    for values, kinds in ((objects, datasets.List(feature)), (by_column, of_columns)):
+        features = datasets.Features({"image": image, "objects": kinds})
+        table = datasets.Dataset.from_dict({"image": images, "objects": values}, features)
+        assert_same_data(table, folder, "pictures.csv")
+    with pytest.raises(InputError, match="DatasetDict has no numbered rows"):
+        planned(datasets.DatasetDict({"test": table}))
+
+
+def test_the_check_is_that_of_the_folder(folder: Path) -> None:
+    def report(data: Any, **options: Any) -> dict[str, Any]:
+        found = camkit.check(MODEL, data, config=CONFIG, **options).to_dict()
+        images = [{name: value for name, value in row.items() if name != "sha256"} for row in found["images"]]
+        return {**found, "images": images} | dict.fromkeys(("hashes", "data", "checksum"))
+
+    in_memory = report(Scenes())
+    assert in_memory == report(folder / "pictures.csv", regions=folder / "masks")
+    assert (in_memory["verdict"], len(in_memory["images"])) == ("FAIL", 4 * PER_CLASS)
+
+
+def test_normalised_rows_are_the_input_of_the_model() -> None:
+    """The usual call: a plain network, and the loader of a validation set without regions."""
+    transform = Compose([Resize((96, 96)), ToTensor(), Normalize((0.45, 0.47, 0.47), (0.25, 0.2, 0.3))])
+    few = Subset(ImageFolder(camkit.scenes.labelled_scenes(), transform), range(0, 160, 8))
+    levels = torch.rand(9, 1, 16, 16)
+    levels[:, :, 0, :2] = torch.tensor([0.0, 1])
+    plain, grey = (TensorDataset(images, torch.arange(9) % 2) for images in (levels, levels * 4 - 2))
+    network = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten(), torch.nn.Linear(784, 2)).eval()
+    result = camkit.check(MODEL.module, DataLoader(ConcatDataset([few]), batch_size=4), config=CONFIG)
+    assert (result.verdict, result.plan.model.labels) == ("INCONCLUSIVE", tuple(NAMES))
+    known = planned(grey, network, preprocess=Compose([ToTensor(), Normalize(0.5, 0.25)]))
+    for rows, plan, most in ((few, result.plan, 1e-5), (plain, planned(plain, network), 2e-3), (grey, known, 8e-3)):
+        for item, (image, _) in zip(plan.data.items, rows, strict=True):
+            torch.testing.assert_close(plan.preprocess(item.open()), image, rtol=0, atol=most)
+
+
+def test_the_rows_say_groups_and_places_and_may_have_no_label() -> None:
+    def row(image: Image.Image, label: int, mask: np.ndarray) -> dict[str, Any]:
+        return {"image": image, "label": label or -1, "mask": mask if label else None, "group": label, "place": "sea"}
+
+    data = planned(Scenes(row), class_map={"car": None, "plane": 0, "ship": 1}).data
+    assert {(item.label, item.group, item.place) for item in data.items} == {(NAMES[n], str(n), "sea") for n in (2, 3)}
+    assert list(map(len, data.left_out.values())) == [PER_CLASS] * 2, "without a label, and left out by the class map"
+
+
+def flipped(image: Image.Image, label: int, mask: np.ndarray) -> Any:
+    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if random.random() < 0.5 else image, label
+
+
+REFUSALS = [
+    (DataLoader(ChainDataset([])), "ChainDataset has no numbered rows; pass a folder, or a dataset with a length"),
+    ([torch.zeros(3, 4, 4)], r"row 0 of the data is tensor.*; a row must be \(image, label\)"),
+    ([{"pixels": 3, "label": 1}], "row 0 of the data is {'pixels': 3, 'label': 1}; a row must be"),
+    (Scenes(lambda *row: (row[0], torch.zeros(4))), "names its only class, must be a whole number, not tensor"),
+    (Scenes(lambda *row: (row[0], row[1] + 1)), "the data has the label 4, but only 4 classes have names"),
+    (Scenes(lambda *row: (*row[:2], row[2][:, :99])), "an outline is for 99x128 pixels, but the picture has 128x128"),
+    (Scenes(lambda *_: 1 / 0), "row 0 of the data cannot be read: division by zero"),
+    (Scenes(flipped), "the dataset changes its pictures at random; pass it without augmentation"),
+    (Scenes(lambda *row: (as_tensor(row[0]) - 127.5, row[1])), r"normalised \(from -128 to 128\) in an unknown way"),
+]
+
+
+@pytest.mark.parametrize(("data", "said"), REFUSALS)
+def test_refusals(data: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        camkit.check(MODEL, data, config=CONFIG)
+
+
+def check_in_memory(out: Path, **options: Any) -> None:
+    camkit.check(MODEL, Scenes(), config=CONFIG, out=out, **options)
+
+
+@pytest.mark.extended
+def test_a_killed_check_is_continued_by_the_numbers_of_the_rows(tmp_path: Path) -> None:
+    journal = tmp_path / "killed" / "unfinished.jsonl"
+    process = multiprocessing.get_context("spawn").Process(target=check_in_memory, args=(journal.parent,))
+    process.start()
+    while process.is_alive() and not (journal.exists() and journal.read_bytes().count(b"\n") > 45):
+        time.sleep(0.02)
+    process.kill()
+    process.join()
+    kept, steps = journal.read_bytes().count(b"\n") - 1, list[tuple[str, int]]()
+    check_in_memory(journal.parent, resume=True, progress=lambda stage, done, _: steps.append((stage, done)))
+    check_in_memory(tmp_path / "whole")
+    assert steps[:2] == [("heat", 40), ("experiment", kept - 40)]
+    assert (journal.parent / "report.json").read_bytes() == (tmp_path / "whole" / "report.json").read_bytes()
+
+
+def test_mending_takes_a_dataset() -> None:
+    mended = camkit.mend(MODEL, Scenes(), config={**CONFIG, "limits": {"least_pictures": 5}})
+    assert mended.before.verdict == "FAIL"
+    assert {*mended.mended_on} < {str(number) for number in range(40)}
