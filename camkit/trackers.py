@@ -155,15 +155,17 @@ def to_tensorboard(_: Any, log: Log, step: int | None, writer: SummaryWriter | s
     """Log with TensorBoard, which holds no files: it gets the Markdown as text, and the pictures."""
     folder = f"runs/camkit-{log.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     with opened(folder if writer is None else writer) as events, naming_the_folder(events):
-        settings = {f"{log.name}/settings": markdown_of(log.settings)} if log.settings else {}
-        summaries = {log.name: text.decode() for name, text in log.files.items() if name.endswith(".md")}
-        for tag, value in {**log.values, **settings, **summaries}.items():
+        for tag, value in log.values.items():
             if isinstance(value, str):
                 events.add_text(tag, value, step)
             else:
                 events.add_scalar(tag, value, step)
+        if log.settings:
+            events.add_text(f"{log.name}/settings", markdown_of(log.settings), step)
         for name, contents in log.files.items():
-            if name.endswith(".png"):
+            if name.endswith(".md"):
+                events.add_text(log.name, contents.decode(), step)
+            elif name.endswith(".png"):
                 add_picture(events, f"{log.name}/{name}", np.asarray(Image.open(io.BytesIO(contents))), step)
         for tag, row in log.pictures:
             drawn = {name: cell for name, cell in row.items() if isinstance(cell, np.ndarray)}

@@ -230,10 +230,10 @@ class Progress:
             say(f"{finished:,} pictures" + ("" if total is None else f" of {total:,.0f}"))
 
 
-def _report(rows: Run, job: Job, progress: Progress, events: Any, first: list[tuple[str, Written]]) -> int:
+def _report(rows: Run, job: Job, progress: Progress, events: Any, logged: list[tuple[str, Written]]) -> int:
     """Print each row when it is finished, above a progress bar if there are many; return the exit code.
 
-    With ``--log-to``, the first rows are added to ``first``, each with its tag; those of videos are left out. If the
+    With ``--log-to``, the first rows are added to ``logged``, each with its tag; those of videos are left out. If the
     rows go into a table, only errors are printed as text. An error that several pictures have is printed once and
     counted below the rows. A summary follows. A failure to write TensorBoard's events is raised after the last row.
     """
@@ -247,8 +247,8 @@ def _report(rows: Run, job: Job, progress: Progress, events: Any, first: list[tu
                 is_repeated = tally.add(row)
                 if not isinstance(row, Failure) and row.video is None:
                     tag = f"explain/{row.name.with_suffix('').as_posix()}"
-                    if results.log_to and len(first) < 200:  # as many as the help says
-                        first.append((tag, row))
+                    if results.log_to and len(logged) < 200:  # as many as the help says
+                        logged.append((tag, row))
                     try:
                         if events is not None and unwritten is None:
                             camkit.tensorboard.write_explanation(row.explanation, events, tag=tag, **row.drawing)
@@ -403,12 +403,11 @@ def explain(
         rows = Run(loaded, job, elsewhere=None if cluster is None else cluster.explain)
         events = stack.enter_context(events_into(results.tensorboard))
         log = None if results.log_to is None else find_tracker(results.log_to)
-        first: list[tuple[str, Written]] = []
-        code = _report(rows, job, progress, events, first)
+        logged: list[tuple[str, Written]] = []
+        code = _report(rows, job, progress, events, logged)
         if log is not None:
-            log(
-                Log("explanations", pictures=[(tag, row.explanation.logged(**row.drawing)) for tag, row in first]), None
-            )
+            table = [(tag, row.explanation.logged(**row.drawing)) for tag, row in logged]
+            log(Log("explanations", pictures=table), None)
         if rows.videos and (bundled or results.tensorboard):
             say("--bundle and --tensorboard leave out videos and animated pictures")
         return code

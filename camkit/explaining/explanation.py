@@ -631,17 +631,11 @@ class Explanation(Loggable):
         Args:
             **drawing: the arguments of ``overlay``, whose style and size do not count.
         """
-        drawn = {} if self.heatmap.ndim == 1 else {"picture": {"alpha": 0.0}, "heat": {}}
-        said = ("label", "probability", "layer", "method", "status")
-        return {
-            "source": self.source,
-            # Small enough for a table of some hundred pictures
-            **{
-                name: self.overlay(**drawing | more | {"style": "overlay", "max_side": 384})
-                for name, more in drawn.items()
-            },
-            **{name: getattr(self, name) for name in said},
-        }
+        row: dict[str, Any] = {"source": self.source}
+        if self.heatmap.ndim > 1:
+            drawing |= {"style": "overlay", "max_side": 384}  # small enough for a table of some hundred pictures
+            row |= {"picture": self.overlay(**drawing | {"alpha": 0.0}), "heat": self.overlay(**drawing)}
+        return row | {name: getattr(self, name) for name in ("label", "probability", "layer", "method", "status")}
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the pictures as JSON values; ``raw`` becomes nested lists, non-finite numbers None."""
