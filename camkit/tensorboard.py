@@ -438,7 +438,7 @@ def lightning_watch(
         def on_train_start(self, trainer: Any, module: Any) -> None:
             """Start watching; events go to the trainer's own file if there is no other."""
             own = (log.experiment for log in trainer.loggers if hasattr(log.experiment, "add_histogram_raw"))
-            events = writer or next(own, None) or _OfLoggers(trainer.loggers)
+            events: Any = writer or next(own, None) or _OfLoggers(trainer.loggers)
             if not (writer or trainer.loggers):
                 raise InputError("the trainer has no logger; pass a writer or a folder to lightning_watch")
             self._last_step = trainer.global_step

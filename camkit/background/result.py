@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from jaxtyping import Float
 
+from camkit.background import card
 from camkit.background.effects import IMAGES, OVERALL, ImageRow, Measures, Pair, all_excluded_above, measure_all
 from camkit.background.kinds import Kinds
 from camkit.background.plan import WORSE, Plan
@@ -176,6 +177,19 @@ class CheckResult(Tabular, Loggable):
         for name, contents in rendered(self).items():
             write_file(Path(folder) / name, contents)
         return Path(folder) / PAGE
+
+    def write_card(self, path: str | Path) -> Path:
+        """Write the verdict and the effects into a model card of Hugging Face, which is created if it does not exist.
+
+        They go into the metadata (``model-index``) and into a section of the text, in place of those of an earlier
+        check. All else stays as it is.
+
+        Raises:
+            InputError: the card cannot be read, or its metadata is not valid YAML.
+            OutputError: the file cannot be written.
+        """
+        card.write_card(self, Path(path))
+        return Path(path)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``report.json`` has, as plain JSON values."""

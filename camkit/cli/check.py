@@ -59,6 +59,8 @@ def check(data: Path | None, *, source: Model, ray: bool | str, **tables: Any) -
                 emit(line)
         if events is not None:
             camkit.tensorboard.write_check(result, events)
+        if settings.run.card is not None:
+            say(f"wrote {printable(str(settings.run.card))}")
         if log is not None:
             log(result.to_log(), None)
     return result.exit_code()

@@ -282,7 +282,7 @@ _MOST_LISTED = 100
 """Classes whose reasons are listed, and unusable pictures, to keep the page readable."""
 
 
-def _filled(template: str, **values: Any) -> str:
+def filled(template: str, **values: Any) -> str:
     """Return a report whose template is filled with values."""
     environment = templates("camkit.background.report")
     environment.filters |= {
@@ -300,10 +300,10 @@ def render_html(result: CheckResult, showcase: Showcase | None = None) -> str:
         result: the check.
         showcase: its pictures; None draws them.
     """
-    script = _filled("check.js")
+    script = filled("check.js")
     plan, showcase = result.plan, showcase or Showcase(result)
     flips, (heat, edits) = showcase.flips(), plan.forwards
-    return _filled(
+    return filled(
         "check.html",
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -377,7 +377,7 @@ def render_markdown(result: CheckResult, showcase: Showcase | None = None) -> st
         result: the check.
         showcase: its pictures; None draws them.
     """
-    return _filled(
+    return filled(
         "summary.md",
         result=result,
         triptychs=(showcase or Showcase(result)).triptychs,
@@ -519,7 +519,7 @@ def render_junit(result: CheckResult) -> str:
     check's duration, by the number of its pictures: the pictures of all classes pass through the model together.
     """
     each = 0.0 if result.run is None else result.run.seconds / max(1, len(result.images))
-    return _filled("junit.xml", result=result, each=each, change=change_since_baseline(result))
+    return filled("junit.xml", result=result, each=each, change=change_since_baseline(result))
 
 
 _DRAWN: Mapping[str, Callable[..., str | bytes]] = {
