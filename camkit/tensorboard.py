@@ -49,7 +49,7 @@ from camkit.models.loaded import as_labels
 from camkit.models.modules import spatial_rank, unwrapped
 from camkit.options import Options
 from camkit.targets import TargetLike, as_targets
-from camkit.trackers import Log, add_picture, naming_the_folder, opened, plain_name, to_tensorboard
+from camkit.trackers import Log, add_picture, naming_the_folder, opened, plain_name, write_events
 from camkit.types import WHOLE_MODEL, ImageLike, Pixels, Preprocess, Style
 
 if TYPE_CHECKING:
@@ -547,7 +547,7 @@ def write_explanation(
     row = found.values()
     if found.heatmap.ndim > 1:
         row["heat"] = found.overlay(style=style, colormap=colormap, alpha=alpha, scale=scale, max_side=max_side)
-    to_tensorboard(None, Log("explain", pictures=[(tag, row)]), step, writer)
+    write_events(Log("explain", pictures=[(tag, row)]), writer, step)
 
 
 def write_diagnosis(found: Diagnosis, writer: SummaryWriter | str | Path, step: int = 0) -> None:
@@ -576,7 +576,7 @@ def write_check(result: CheckResult, writer: SummaryWriter | str | Path, step: i
     If an effect was measured with several fills, the scalar is the weakest. Arguments and errors are as
     for ``write_explanation``.
     """
-    to_tensorboard(None, result.to_log(), step, writer)
+    write_events(result.to_log(), writer, step)
 
 
 def _add_scalar(events: Any, tag: str, value: float, step: int) -> None:

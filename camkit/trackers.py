@@ -3,16 +3,15 @@
 A result says as a ``Log`` what a tracker gets. For each tracker, a function writes it with the tracker's own library:
 into the active run if there is one, else into a new run, which it ends. An entry of ``TRACKERS`` adds a tracker:
 
-    >>> TRACKERS["print"] = Tracker(lambda library, log, step: print(log.name, dict(log.values)), "json", "nothing")
+    >>> TRACKERS["print"] = lambda json, log, files, step: print(json.dumps(log.values)), "json", "nothing"
     >>> find_tracker("print")(Log("check", {"check/verdict": "PASS"}), None)
-    check {'check/verdict': 'PASS'}
+    {"check/verdict": "PASS"}
     >>> del TRACKERS["print"]
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import re
 import sys
@@ -21,10 +20,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
 
 from camkit.errors import InputError, OutputError, as_error, as_markdown, brief, did_you_mean, optional
 from camkit.types import Pixels
@@ -93,91 +91,70 @@ def plain_name(name: str) -> str:
     return re.sub(r"[^\w/. -]", "_", name)
 
 
-def to_mlflow(mlflow: Any, log: Log, step: int | None) -> None:
+def to_mlflow(mlflow: Any, log: Log, files: str, step: int | None) -> None:
     """Log with MLflow: texts as tags."""
-    with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(_folder_of(log))
-        if mlflow.active_run() is None:
-            stack.enter_context(mlflow.start_run(run_name=f"camkit {log.name}"))
+    values = {plain_name(name): value for name, value in log.values.items()}
+    with contextlib.nullcontext() if mlflow.active_run() else mlflow.start_run(run_name=f"camkit {log.name}"):
         mlflow.log_params(log.settings)
-        values = {plain_name(name): value for name, value in log.values.items()}
         mlflow.set_tags({name: value for name, value in values.items() if isinstance(value, str)})
         mlflow.log_metrics({name: value for name, value in values.items() if not isinstance(value, str)}, step)
-        mlflow.log_artifacts(folder, log.name)
+        mlflow.log_artifacts(files, log.name)
         if log.pictures:
             mlflow.log_table(log.columns(mlflow.Image), f"{log.name}/pictures.json")
 
 
-def to_wandb(wandb: Any, log: Log, step: int | None) -> None:
+def to_wandb(wandb: Any, log: Log, files: str, step: int | None) -> None:
     """Log with Weights & Biases."""
-    _to_run(wandb, wandb.run, log, step)
+    _to_run(wandb, wandb.run, log, files, step)
 
 
-def to_trackio(trackio: Any, log: Log, step: int | None) -> None:
+def to_trackio(trackio: Any, log: Log, files: str, step: int | None) -> None:
     """Log with Trackio, whose functions are those of Weights & Biases."""
-    _to_run(trackio, trackio.context_vars.current_run.get(), log, step)
+    _to_run(trackio, trackio.context_vars.current_run.get(), log, files, step)
 
 
-def _to_run(library: Any, run: Any, log: Log, step: int | None) -> None:
+def _to_run(library: Any, run: Any, log: Log, files: str, step: int | None) -> None:
+    values: dict[str, Any] = dict(log.values)
+    for kind, show in ((".html", library.Html), (".png", library.Image)):
+        values |= {f"{log.name}/{name}": show(str(Path(files, name))) for name in log.files if name.endswith(kind)}
+    if log.pictures:
+        columns = log.columns(library.Image)
+        rows = [list(row) for row in zip(*columns.values(), strict=True)]
+        values[f"{log.name}/pictures"] = library.Table(columns=list(columns), data=rows)
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(_folder_of(log))
         if run is None:
             run = library.init(project=os.environ.get(f"{library.__name__.upper()}_PROJECT", "camkit"))
             stack.callback(library.finish)
         run.config.update(log.settings)
-        values: dict[str, Any] = dict(log.values)
-        shown = {".html": library.Html, ".png": library.Image}
-        values |= {
-            f"{log.name}/{name}": shown[Path(name).suffix](str(Path(folder, name)))
-            for name in log.files
-            if Path(name).suffix in shown
-        }
-        if log.pictures:
-            columns = log.columns(library.Image)
-            rows = list(map(list, zip(*columns.values(), strict=True)))
-            values[f"{log.name}/pictures"] = library.Table(columns=list(columns), data=rows)
         run.log(values, step=step)
         if log.files:
             artifact = library.Artifact(f"camkit-{log.name}", "report")
-            artifact.add_dir(folder)
+            artifact.add_dir(files)
             run.log_artifact(artifact)
 
 
-@contextlib.contextmanager
-def _folder_of(log: Log) -> Iterator[str]:
-    with tempfile.TemporaryDirectory() as folder:
+def to_tensorboard(_: Any, log: Log, __: str, step: int | None) -> None:
+    """Log with TensorBoard, in a new folder."""
+    write_events(log, f"runs/camkit-{log.name}-{time.strftime('%Y%m%d-%H%M%S')}", step)
+
+
+def write_events(log: Log, writer: SummaryWriter | str | Path, step: int | None) -> None:
+    """Write TensorBoard's events: values, tables of pictures, and of the files the summary in Markdown."""
+    with opened(writer) as events, naming_the_folder(events):
         for name, contents in log.files.items():
-            Path(folder, name).write_bytes(contents)
-        yield folder
-
-
-def to_tensorboard(_: Any, log: Log, step: int | None, writer: SummaryWriter | str | Path | None = None) -> None:
-    """Log with TensorBoard, which holds no files: it gets the Markdown as text, and the pictures."""
-    folder = f"runs/camkit-{log.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    with opened(folder if writer is None else writer) as events, naming_the_folder(events):
+            if name.endswith(".md"):
+                events.add_text(log.name, contents.decode(), step)
         for tag, value in log.values.items():
             if isinstance(value, str):
                 events.add_text(tag, value, step)
             else:
                 events.add_scalar(tag, value, step)
-        if log.settings:
-            events.add_text(f"{log.name}/settings", markdown_of(log.settings), step)
-        for name, contents in log.files.items():
-            if name.endswith(".md"):
-                events.add_text(log.name, contents.decode(), step)
-            elif name.endswith(".png"):
-                add_picture(events, f"{log.name}/{name}", np.asarray(Image.open(io.BytesIO(contents))), step)
-        for tag, row in log.pictures:
+        for tag, row in [*log.pictures, *([(f"{log.name}/settings", log.settings)] if log.settings else [])]:
             drawn = {name: cell for name, cell in row.items() if isinstance(cell, np.ndarray)}
             for name, pixels in drawn.items():
                 add_picture(events, f"{tag}/{name}" if len(drawn) > 1 else tag, pixels, step)
-            events.add_text(tag, markdown_of({name: cell for name, cell in row.items() if name not in drawn}), step)
-
-
-def markdown_of(fields: Mapping[str, Any]) -> str:
-    """Return names and values as a table in Markdown."""
-    lines = [f"| {name} | {as_markdown(str(value))} |" for name, value in fields.items()]
-    return "\n".join(["| field | value |", "| --- | --- |", *lines])
+            lines = [f"| {name} | {as_markdown(str(cell))} |" for name, cell in row.items() if name not in drawn]
+            events.add_text(tag, "\n".join(["| field | value |", "| --- | --- |", *lines]), step)
 
 
 def add_picture(events: Any, tag: str, pixels: Pixels, step: int | None) -> None:
@@ -225,21 +202,16 @@ def naming_the_folder(writer: Any) -> Iterator[None]:
         raise OutputError(f"cannot write events into {folder}: {error.strerror or error}") from error
 
 
-class Tracker(NamedTuple):
-    """A tracker: the function that logs, the module that it gets, and the package that has the module."""
-
-    log: Callable[[Any, Log, int | None], None]
-    module: str
-    package: str
-
-
-TRACKERS: dict[str, Tracker] = {
-    "mlflow": Tracker(to_mlflow, "mlflow", "mlflow"),
-    "wandb": Tracker(to_wandb, "wandb", "wandb"),
-    "trackio": Tracker(to_trackio, "trackio", "trackio"),
-    "tensorboard": Tracker(to_tensorboard, "torch.utils.tensorboard", "tensorboard"),
+TRACKERS: dict[str, tuple[Callable[[Any, Log, str, int | None], None], str, str]] = {
+    "mlflow": (to_mlflow, "mlflow", "mlflow"),
+    "wandb": (to_wandb, "wandb", "wandb"),
+    "trackio": (to_trackio, "trackio", "trackio"),
+    "tensorboard": (to_tensorboard, "torch.utils.tensorboard", "tensorboard"),
 }
-"""Every tracker, by the name that ``log_to`` takes."""
+"""Every tracker, by the name that ``log_to`` takes: its function, the module that it gets, and the package to install.
+
+The function gets the module, the ``Log``, a folder with the files, and the step.
+"""
 
 
 def find_tracker(name: str) -> Callable[[Log, int | None], None]:
@@ -251,12 +223,15 @@ def find_tracker(name: str) -> Callable[[Log, int | None], None]:
     if name not in TRACKERS:
         known = f"the trackers are {', '.join(TRACKERS)}"
         raise InputError(f"camkit cannot log to {name!r}; {known}{did_you_mean(name, TRACKERS)}")
-    log, module, package = TRACKERS[name]
+    write, module, package = TRACKERS[name]
     library = optional(module, f"logging to {name} needs the package {package}: pip install {package}")
 
-    def write(result: Log, step: int | None) -> None:
+    def log(result: Log, step: int | None) -> None:
         refused = as_error(OutputError, lambda error: f"{name} did not take the results: {brief(error)}")
-        with refused, contextlib.redirect_stdout(sys.stderr):  # what libraries print is no result
-            log(library, result, step)
+        # What the libraries print is no result
+        with refused, contextlib.redirect_stdout(sys.stderr), tempfile.TemporaryDirectory() as folder:
+            for file, contents in result.files.items():
+                Path(folder, file).write_bytes(contents)
+            write(library, result, folder, step)
 
-    return write
+    return log

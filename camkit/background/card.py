@@ -25,48 +25,48 @@ _BEGIN, _END = "<!-- camkit check -->", "<!-- end of camkit check -->"
 
 _METADATA = re.compile(r"\ufeff?\s*---\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
 
+_INDEX = re.compile(r"^model-index:.*\n(?:(?:\s|#.*\n)*^[ \t-].*\n)*", re.MULTILINE)
+"""The lines of the results: blank lines and comments behind them belong to the next key."""
 
-def write_card(result: CheckResult, path: Path) -> None:
+
+def write_card(result: CheckResult, path: Path) -> Path:
     """Write the results into a model card, in place of those of an earlier check; all else stays as it is.
 
     Raises:
-        InputError: the card's metadata cannot be read.
+        InputError: the card cannot be read.
         OutputError: the file cannot be written.
     """
     name, data = result.plan.model.name, result.plan.data.root.name
-    effects = [*result.judged[OVERALL].effects.values()]
+    effects = {
+        _title(effect): effect
+        for own in result.judged.values()
+        for effect in own.effects.values()
+        if effect.mean and (effect.label == OVERALL or effect.level in ("fail", "warn"))
+    }
     found = {
         "task": {"type": "object-detection" if result.plan.detects else "image-classification", "name": _TASK},
         "dataset": {"type": data, "name": data},
         "metrics": [
             {"type": "verdict", "name": "verdict", "value": result.verdict},
             {"type": "accuracy", "name": "accuracy", "value": round(result.overall.accuracy.value, 6)},
-            *(_metric(effect) for effect in effects if effect.mean),
+            *({"type": each.name, "name": title, **_figures(each)} for title, each in effects.items()),
         ],
     }
-    for judged in result.judged.values():
-        effects += [each for each in judged.effects.values() if each.label and each.level in ("fail", "warn")]
-    section = report.filled(
-        "card.md",
-        result=result,
-        effects=[(title(effect), effect) for effect in effects if effect.mean],
-        words=report,
-        number=number,
-    )
+    section = report.filled("card.md", result=result, effects=effects, words=report, number=number)
     card = read_card(path) or f"# {name}\n"
     write_file(path, updated(card, name, found, f"{_BEGIN}\n{section.strip()}\n{_END}").encode())
+    return path
 
 
-def title(effect: Effect) -> str:
-    """Return what people call an effect."""
-    known = {"gap": "background gap", "sufficiency": "sufficiency of the background", "attraction": "attraction"}
-    return known.get(effect.name, f"{effect.name} gap") + (f", {effect.label}" if effect.label else "")
+def _title(effect: Effect) -> str:
+    background = {"gap": "background gap", "sufficiency": "sufficiency of the background", "attraction": "attraction"}
+    return background.get(effect.name, f"{effect.name} gap") + (f", {effect.label}" if effect.label else "")
 
 
-def _metric(effect: Effect) -> dict[str, Any]:
-    name, figures = title(effect), {"low": effect.low, "high": effect.high, "limit": effect.limit}
-    finite = {end: round(value, 6) for end, value in figures.items() if math.isfinite(value)}
-    return {"type": name.replace(" ", "_"), "name": name, "value": round(effect.value, 6), "args": finite}
+def _figures(effect: Effect) -> dict[str, Any]:
+    ends = {"low": effect.low, "high": effect.high, "limit": effect.limit}
+    finite = {name: round(end, 6) for name, end in ends.items() if math.isfinite(end)}
+    return {"value": round(effect.value, 6), "args": finite}
 
 
 def read_card(path: Path) -> str:
@@ -75,7 +75,7 @@ def read_card(path: Path) -> str:
     Raises:
         InputError: it cannot be read, or its metadata is not a table of YAML.
     """
-    with as_error(InputError, lambda error: f"the model card {path} cannot be read: {brief(error)}"):
+    with as_error(InputError, lambda error: f"the model card {path}, or its metadata, cannot be read: {brief(error)}"):
         card = path.read_bytes().decode() if path.exists() else ""
         updated(card, "", {}, "")
     return card
@@ -84,30 +84,20 @@ def read_card(path: Path) -> str:
 def updated(card: str, model: str, found: dict[str, Any], section: str) -> str:
     """Return a card with the result of a check in its metadata, and with a section about it.
 
-    The metadata changes in the lines of ``model-index`` only, of which results of others keep their values.
+    The metadata changes in the lines of ``model-index`` only, in which the results of others keep their values.
     """
     metadata = _METADATA.match(card)
     start, end = metadata.span(1) if metadata else (0, 0)
-    node = yaml.compose(card[start:end], yaml.SafeLoader)
-    if node is not None and not isinstance(node, yaml.MappingNode):
-        raise ValueError("its metadata has no keys")
-    keys = {key.value: (key.start_mark.index, value.end_mark.index) for key, value in node.value} if node else {}
     models = (yaml.safe_load(card[start:end]) or {}).get("model-index") or [{"name": model, "results": []}]
     for each in models:
         each["results"] = [one for one in each["results"] if one["task"].get("name") != _TASK]
     models[0]["results"].append(found)
     text = yaml.safe_dump({"model-index": models}, sort_keys=False, allow_unicode=True, width=math.inf)
-    if "model-index" in keys:
-        first, last = (start + place for place in keys["model-index"])
-        # Blank lines and comments before the next key stay with that key
-        last = first + len(re.sub(r"(\r?\n[ \t]*(#.*)?)+\Z", "", card[first:last]))
-        text = text.rstrip("\n")
-    else:
-        first = last = end
-        text = text if metadata else f"---\n{text}---\n\n"
-    newline = "\r\n" if "\r\n" in card else "\n"
-    card, body = card[:first] + text.replace("\n", newline) + card[last:], section.replace("\n", newline)
+    old, newline = _INDEX.search(card, start, end), "\r\n" if "\r\n" in card else "\n"
+    start, end = old.span() if old else (end, end)
+    text, section = (part.replace("\n", newline) for part in (text if metadata else f"---\n{text}---\n\n", section))
+    card = card[:start] + text + card[end:]
     own = re.search(f"{_BEGIN}.*?{_END}", card, re.DOTALL)
     if own:
-        return card[: own.start()] + body + card[own.end() :]
-    return card + newline * (2 - card.endswith(newline) - card.endswith(newline * 2)) + body + newline
+        return card[: own.start()] + section + card[own.end() :]
+    return card + newline * (2 - card.endswith(newline) - card.endswith(newline * 2)) + section + newline

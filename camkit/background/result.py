@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from jaxtyping import Float
 
-from camkit.background import card
+from camkit.background.card import write_card
 from camkit.background.effects import IMAGES, OVERALL, ImageRow, Measures, Pair, all_excluded_above, measure_all
 from camkit.background.kinds import Kinds
 from camkit.background.plan import WORSE, Plan
@@ -188,8 +188,7 @@ class CheckResult(Tabular, Loggable):
             InputError: the card cannot be read, or its metadata is not valid YAML.
             OutputError: the file cannot be written.
         """
-        card.write_card(self, Path(path))
-        return Path(path)
+        return write_card(self, Path(path))
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``report.json`` has, as plain JSON values."""
