@@ -479,7 +479,8 @@ class _OfLoggers:
         if step != self._step:
             self.flush()
         self._step = step
-        self._scalars[plain_name(tag)] = value
+        # MLflow keeps each value in a file, so no name may be the beginning of another, as gradient_norm is
+        self._scalars[plain_name(tag if "/" in tag else f"{tag}/all")] = value
 
     def add_image(self, tag: str, pixels: Pixels, step: int, **_: Any) -> None:
         """Write a picture, H x W x 3."""

@@ -136,8 +136,9 @@ def check(
         if path == "":  # from an unset variable; it would mean the current folder
             raise InputError(f"{name} is empty; name a file or a folder, or leave {name} out")
     run = {"out": out, "baseline": baseline, "fail_on_worse": fail_on_worse, "inconclusive": inconclusive}
-    run |= {"resume": resume, "card": card}
-    options["config"] = as_settings(options.get("config")).with_options(named=_argument, run=run)
+    options["config"] = as_settings(options.get("config")).with_options(
+        named=_argument, run={**run, "resume": resume, "card": card}
+    )
     return finish_check(plan_check(model, data, **options), progress=progress)
 
 

@@ -30,6 +30,7 @@ def stores(tmp_path_factory):
         for name in ("WANDB_DIR", "WANDB_DATA_DIR", "WANDB_CACHE_DIR", "TRACKIO_DIR"):
             patch.setenv(name, str(folder))
         patch.chdir(folder)
+        getattr(sys.modules.get("wandb"), "teardown", int)()  # it reads these settings again
         yield folder
 
 
