@@ -20,13 +20,12 @@ import threading
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakMethod
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -35,7 +34,7 @@ from camkit.drawing.figure import Tile, contact_sheet, percent
 from camkit.engine.attach import backward_pass, starts
 from camkit.engine.guard import eagerly, interruptible
 from camkit.engine.passes import quiet_pass
-from camkit.errors import CamkitError, InputError, OutputError, as_markdown, optional
+from camkit.errors import CamkitError, InputError, OutputError, optional
 from camkit.explaining.explainer import explain_many
 from camkit.explaining.explanation import Explanation, ScaleLike
 from camkit.images.prepare import prepare, unbatched
@@ -50,6 +49,7 @@ from camkit.models.loaded import as_labels
 from camkit.models.modules import spatial_rank, unwrapped
 from camkit.options import Options
 from camkit.targets import TargetLike, as_targets
+from camkit.trackers import Log, add_picture, naming_the_folder, opened, plain_name, write_events
 from camkit.types import WHOLE_MODEL, ImageLike, Opacity, Pixels, Preprocess, Style
 
 if TYPE_CHECKING:
@@ -419,11 +419,12 @@ def lightning_watch(
 
     Args:
         images: the pictures to explain, as for ``TrainingWatch``.
-        writer: a SummaryWriter, or a folder; None means the trainer's TensorBoardLogger.
+        writer: a SummaryWriter, or a folder; None means the trainer's TensorBoardLogger. Without one, all its loggers
+            get the scalars, and those of MLflow and Weights & Biases the pictures too.
         pictures_every, settings: as for ``TrainingWatch``.
 
     Raises:
-        InputError: Lightning is not installed; when the training starts: the trainer has no TensorBoardLogger.
+        InputError: Lightning is not installed; when the training starts: the trainer has no logger.
     """
     package = "lightning.pytorch" if importlib.util.find_spec("lightning") else "pytorch_lightning"
     base = optional(package, "lightning_watch needs the package lightning: pip install lightning").Callback
@@ -437,9 +438,9 @@ def lightning_watch(
         def on_train_start(self, trainer: Any, module: Any) -> None:
             """Start watching; events go to the trainer's own file if there is no other."""
             own = (log.experiment for log in trainer.loggers if hasattr(log.experiment, "add_histogram_raw"))
-            events = writer or next(own, None)
-            if events is None:
-                raise InputError("the trainer has no TensorBoardLogger; pass a writer or a folder to lightning_watch")
+            events: Any = writer or next(own, None) or _OfLoggers(trainer.loggers)
+            if not (writer or trainer.loggers):
+                raise InputError("the trainer has no logger; pass a writer or a folder to lightning_watch")
             self._last_step = trainer.global_step
             self.watch = TrainingWatch(module, images, events, pictures_every=pictures_every, **settings)
 
@@ -465,44 +466,40 @@ def lightning_watch(
     return LightningWatch()
 
 
-@contextmanager
-def opened(writer: SummaryWriter | str | Path) -> Iterator[SummaryWriter]:
-    """Open a SummaryWriter for a folder and close it at the end; an existing writer is only flushed.
+class _OfLoggers:
+    """Writes with Lightning's loggers, in place of a SummaryWriter: all take scalars, and some take pictures."""
 
-    Raises:
-        InputError: TensorBoard is not installed, or this is neither a writer nor a folder.
-        OutputError: the folder cannot be written.
-    """
-    events: Any = writer
-    if isinstance(writer, (str, Path)):
-        needs = "TensorBoard needs the package tensorboard: pip install 'camkit[tensorboard]'"
-        package = optional("torch.utils.tensorboard", needs)
-        with naming_the_folder(writer):
-            events = package.SummaryWriter(str(writer))
-    elif not all(hasattr(writer, name) for name in ("add_scalar", "add_image", "add_histogram_raw")):
-        raise InputError(f"writer must be a SummaryWriter or a folder, not a {type(writer).__name__}")
-    try:
-        yield events
-    finally:
-        with naming_the_folder(events):
-            if isinstance(writer, (str, Path)):
-                events.close()
-            else:
-                writer.flush()
+    def __init__(self, loggers: Sequence[Any]) -> None:
+        self._loggers = loggers
+        self._scalars: dict[str, float] = {}
+        self._step = 0
 
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        """Keep a number until those of its step are complete, since a table of CSV has one row for each call."""
+        if step != self._step:
+            self.flush()
+        self._step = step
+        # MLflow keeps each value in a file, so no name may be the beginning of another, as gradient_norm is
+        self._scalars[plain_name(tag if "/" in tag else f"{tag}/all")] = value
 
-@contextmanager
-def naming_the_folder(writer: Any) -> Iterator[None]:
-    """Turn an error of the operating system, such as a full disk, into a sentence that names the folder.
+    def add_image(self, tag: str, pixels: Pixels, step: int, **_: Any) -> None:
+        """Write a picture, H x W x 3."""
+        for logger in self._loggers:
+            if hasattr(logger, "log_image"):
+                logger.log_image(plain_name(tag), [pixels], step)
+            elif hasattr(logger, "run_id"):
+                logger.experiment.log_image(logger.run_id, pixels, key=plain_name(tag), step=step)
 
-    Raises:
-        OutputError: in place of an OSError.
-    """
-    try:
-        yield
-    except OSError as error:
-        folder = getattr(writer, "log_dir", writer)
-        raise OutputError(f"cannot write events into {folder}: {error.strerror or error}") from error
+    def flush(self) -> None:
+        """Write the numbers of a step."""
+        for logger in self._loggers if self._scalars else ():
+            logger.log_metrics(self._scalars, self._step)
+        self._scalars = {}
+
+    def add_histogram_raw(self, *_: Any, **__: Any) -> None:
+        """Leave out what loggers do not hold."""
+
+    add_text = add_graph = add_histogram_raw
 
 
 def add_histogram(writer: Any, tag: str, distribution: TensorStatistics, step: int, factor: float = 1) -> None:
@@ -520,11 +517,6 @@ def add_histogram(writer: Any, tag: str, distribution: TensorStatistics, step: i
             bucket_counts=list(distribution.histogram.counts),
             global_step=step,
         )
-
-
-def add_picture(writer: Any, tag: str, pixels: Pixels, step: int) -> None:
-    """Write a picture, H x W x 3."""
-    writer.add_image(tag, np.ascontiguousarray(pixels), step, dataformats="HWC")
 
 
 def write_explanation(
@@ -554,14 +546,12 @@ def write_explanation(
         OutputError: the folder cannot be written.
     """
     tag = tag or f"explain/{found.source}/{found.name}"
-    with opened(writer) as events, naming_the_folder(events):
-        if found.heatmap.ndim > 1:
-            drawn = found.overlay(
-                style=style, colormap=colormap, alpha=alpha, opacity=opacity, scale=scale, max_side=max_side
-            )
-            add_picture(events, tag, drawn, step)
-        lines = [f"| {name} | {as_markdown(str(value))} |" for name, value in found.values().items()]
-        events.add_text(tag, "\n".join(["| field | value |", "| --- | --- |", *lines]), step)
+    row = found.values()
+    if found.heatmap.ndim > 1:
+        row["heat"] = found.overlay(
+            style=style, colormap=colormap, alpha=alpha, opacity=opacity, scale=scale, max_side=max_side
+        )
+    write_events(Log("explain", pictures=[(tag, row)]), writer, step)
 
 
 def write_diagnosis(found: Diagnosis, writer: SummaryWriter | str | Path, step: int = 0) -> None:
@@ -590,19 +580,7 @@ def write_check(result: CheckResult, writer: SummaryWriter | str | Path, step: i
     If an effect was measured with several fills, the scalar is the weakest. Arguments and errors are as
     for ``write_explanation``.
     """
-    with opened(writer) as events, naming_the_folder(events):
-        for tag, shown in result.events():
-            if isinstance(shown, str):
-                events.add_text(tag, shown, step)
-            elif isinstance(shown, float):
-                _add_scalar(events, tag, shown, step)
-            else:
-                tiles = []
-                for panel in shown.panels:
-                    unknown = panel.answer is None or panel.probability is None
-                    note = "" if unknown else f"{panel.answer} ({panel.probability:.0%})"
-                    tiles.append(Tile(panel.pixels, panel.title, note))
-                add_picture(events, tag, contact_sheet(tiles, columns=len(tiles), title=shown.title), step)
+    write_events(result.to_log(), writer, step)
 
 
 def _add_scalar(events: Any, tag: str, value: float, step: int) -> None:

@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 from markupsafe import Markup
 
 from camkit.background import kinds
+from camkit.background.card import read_card
 from camkit.background.data import Dataset, Item, match_classes, question_order, read_class_map, read_data
 from camkit.background.effects import OVERALL, ImageRow, Measures, image_rows, measure_all, named_without_object
 from camkit.background.experiment import (
@@ -87,6 +88,7 @@ def check(
     resume: bool | None = None,
     progress: CheckProgress | None = None,
     inconclusive: Inconclusive | None = None,
+    card: str | Path | None = None,
     **options: Unpack[PlanOptions],
 ) -> CheckResult:
     """Check whether a classifier or a detector may ship, or reads the background.
@@ -109,6 +111,8 @@ def check(
         progress: called with the stage, the number of steps done, and the number of steps in all.
         inconclusive: whether the result's ``exit_code``, ``assert_ok`` and JUnit XML count INCONCLUSIVE as a failure
             ("fail") or as a "pass". None uses the config's, which is "fail" by default.
+        card: a model card of Hugging Face, such as README.md, that gets the verdict and the effects, as by
+            ``CheckResult.write_card``. None uses the config's, if it names one.
         **options: all are optional.
             ``preprocess``, ``labels``: as for ``camkit.explain``.
             ``regions``: the file or folder with the objects' regions. None searches beside the pictures.
@@ -139,11 +143,13 @@ def check(
         'INCONCLUSIVE'
     """
     refuse_unknown_options(check, options, PlanOptions.__annotations__)
-    for name, path in {"out": out, "baseline": baseline, **options}.items():
+    for name, path in {"out": out, "baseline": baseline, "card": card, **options}.items():
         if path == "":  # from an unset variable; it would mean the current folder
             raise InputError(f"{name} is empty; name a file or a folder, or leave {name} out")
     run = {"out": out, "baseline": baseline, "fail_on_worse": fail_on_worse, "inconclusive": inconclusive}
-    options["config"] = as_settings(options.get("config")).with_options(named=_argument, run={**run, "resume": resume})
+    options["config"] = as_settings(options.get("config")).with_options(
+        named=_argument, run={**run, "resume": resume, "card": card}
+    )
     return finish_check(plan_check(model, data, **options), progress=progress)
 
 
@@ -241,6 +247,8 @@ def finish_check(
     out, baseline = settings.out, settings.baseline
     if settings.fail_on_worse and baseline is None:
         raise InputError(f"{advice('fail_on_worse', '--fail-on-worse')} needs a baseline to compare with")
+    if settings.card is not None:
+        read_card(settings.card)  # refuses one whose metadata cannot be read, before anything is computed
     started, clock = dt.datetime.now(dt.UTC), time.perf_counter()
     experiment, earlier = Experiment(plan), None
     if baseline is not None:
@@ -275,6 +283,8 @@ def finish_check(
             result = replace(result, report=out / PAGE)
             result.save(out)
             rows.delete()
+        if settings.card is not None:
+            result.write_card(settings.card)
     return result
 
 

@@ -6,7 +6,7 @@ import functools
 import html
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -15,15 +15,17 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from jaxtyping import Float
 
+from camkit.background.card import write_card
 from camkit.background.effects import IMAGES, OVERALL, ImageRow, Measures, Pair, all_excluded_above, measure_all
 from camkit.background.kinds import Kinds
 from camkit.background.plan import WORSE, Plan
-from camkit.background.report import BASELINE_FILE, PAGE, SCHEMA, checksum, events, render_json, rendered
+from camkit.background.report import BASELINE_FILE, PAGE, SCHEMA, checksum, logged, render_json, rendered
 from camkit.background.rule import Judgement, said, worst_first
 from camkit.errors import InputError, as_error, printable, refuse_pipe
 from camkit.images.files import write_file
 from camkit.kit.statistics import MIN_GROUPS, Estimate, bootstrap_sums, group_numbers, holm, interval, p_above
 from camkit.tables import Rows, Tabular, flat
+from camkit.trackers import Log, Loggable
 
 Inconclusive: TypeAlias = Literal["pass", "fail"]
 """Whether the verdict INCONCLUSIVE counts as a pass or as a failure."""
@@ -45,7 +47,7 @@ class CheckRun:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CheckResult(Tabular):
+class CheckResult(Tabular, Loggable):
     """The verdict of a check, and everything it rests on.
 
     Attributes:
@@ -176,13 +178,25 @@ class CheckResult(Tabular):
             write_file(Path(folder) / name, contents)
         return Path(folder) / PAGE
 
+    def write_card(self, path: str | Path) -> Path:
+        """Write the verdict and the effects into a model card of Hugging Face, which is created if it does not exist.
+
+        They go into the metadata (``model-index``) and into a section of the text, in place of those of an earlier
+        check. All else stays as it is.
+
+        Raises:
+            InputError: the card cannot be read, or its metadata is not valid YAML.
+            OutputError: the file cannot be written.
+        """
+        return write_card(self, Path(path))
+
     def to_dict(self) -> dict[str, Any]:
         """Return what ``report.json`` has, as plain JSON values."""
         return dict(json.loads(render_json(self)))
 
-    def events(self) -> Iterator[tuple[str, Any]]:
-        """Yield what TensorBoard shows, each with its tag: a text, a number, or a strip of pictures."""
-        yield from events(self)
+    def to_log(self) -> Log:
+        """Return what trackers of experiments show: verdict, figures and reports, and the pictures that speak most."""
+        return logged(self)
 
     @property
     def worst(self) -> str:

@@ -23,6 +23,7 @@ from camkit.background.effects import ImageRow, named_without_object
 from camkit.background.experiment import Experiment
 from camkit.background.plan import stratified
 from camkit.drawing import overlay
+from camkit.drawing.figure import Tile, contact_sheet
 from camkit.explaining.explanation import Explanation
 from camkit.images.regions import Shades
 from camkit.targets import EachTarget, Scores, Target
@@ -95,6 +96,15 @@ class Strip:
         right = {panel.arm: panel.right for panel in self.triptych}
         own = right.get("same", False)
         return own and not right.get("other", True), own, "removed" in right
+
+    def sheet(self) -> Pixels:
+        """Draw the panels side by side, with their answers."""
+        tiles = []
+        for panel in self.panels:
+            unknown = panel.answer is None or panel.probability is None
+            note = "" if unknown else f"{panel.answer} ({panel.probability:.0%})"
+            tiles.append(Tile(panel.pixels, panel.title, note))
+        return contact_sheet(tiles, columns=len(tiles), title=self.title)
 
     @property
     def sentence(self) -> str:

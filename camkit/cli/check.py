@@ -28,6 +28,7 @@ from camkit.models import DEMO_MODELS, load_model
 from camkit.options import Data, Model
 from camkit.options.settings import Settings, as_settings
 from camkit.options.toml import PROJECT_FILE
+from camkit.trackers import find_tracker
 
 
 def check(data: Path | None, *, source: Model, ray: bool | str, **tables: Any) -> int:
@@ -43,6 +44,7 @@ def check(data: Path | None, *, source: Model, ray: bool | str, **tables: Any) -
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(actors_of(ray))
         plan = plan_check(load(source), config=settings)
+        log = None if settings.run.log_to is None else find_tracker(settings.run.log_to)
         console = printer()
         if not TALK.quiet:
             console.print(report.data_summary(plan))
@@ -60,6 +62,10 @@ def check(data: Path | None, *, source: Model, ray: bool | str, **tables: Any) -
                 emit(line)
         if events is not None:
             camkit.tensorboard.write_check(result, events)
+        if settings.run.card is not None:
+            say(f"wrote {printable(str(settings.run.card))}")
+        if log is not None:
+            log(result.to_log(), None)
     return result.exit_code()
 
 

@@ -45,6 +45,7 @@ from camkit.options import Against, Explain, Model, Precision, Results
 from camkit.scale.cluster import Cluster, Pool, connected
 from camkit.scale.folder import Result, Run
 from camkit.scale.job import Job, Written, free_file, slug
+from camkit.trackers import Log, find_tracker
 from camkit.types import Failure, Preprocess
 
 if TYPE_CHECKING:
@@ -230,11 +231,12 @@ class Progress:
             say(f"{finished:,} pictures" + ("" if total is None else f" of {total:,.0f}"))
 
 
-def _report(rows: Run, job: Job, progress: Progress, events: Any) -> int:
+def _report(rows: Run, job: Job, progress: Progress, events: Any, logged: list[tuple[str, Written]]) -> int:
     """Print each row when it is finished, above a progress bar if there are many; return the exit code.
 
-    If the rows go into a table, only errors are printed as text. An error that several pictures have is printed once
-    and counted below the rows. A summary follows. A failure to write TensorBoard's events is raised after the last row.
+    With ``--log-to``, the first rows are added to ``logged``, each with its tag; those of videos are left out. If the
+    rows go into a table, only errors are printed as text. An error that several pictures have is printed once and
+    counted below the rows. A summary follows. A failure to write TensorBoard's events is raised after the last row.
     """
     tally, results, start = _Tally(), job.results, time.perf_counter()
     if results.csv:
@@ -244,10 +246,13 @@ def _report(rows: Run, job: Job, progress: Progress, events: Any) -> int:
         with rows, progress:
             for row in rows:
                 is_repeated = tally.add(row)
-                if events is not None and unwritten is None and not isinstance(row, Failure) and row.video is None:
+                if not isinstance(row, Failure) and row.video is None:
                     tag = f"explain/{row.name.with_suffix('').as_posix()}"
+                    if results.log_to and len(logged) < 200:  # as many as the help says
+                        logged.append((tag, row))
                     try:
-                        camkit.tensorboard.write_explanation(row.explanation, events, tag=tag, **row.drawing)
+                        if events is not None and unwritten is None:
+                            camkit.tensorboard.write_explanation(row.explanation, events, tag=tag, **row.drawing)
                     except OutputError as error:
                         unwritten = error
                 _print(row, results, is_repeated=is_repeated)
@@ -409,7 +414,12 @@ def explain(
         job = Job(files, how, results, targets.targets(mask) or boxes, progress.show_passes)
         rows = Run(loaded, job, elsewhere=None if cluster is None else cluster.explain)
         events = stack.enter_context(events_into(results.tensorboard))
-        code = _report(rows, job, progress, events)
+        log = None if results.log_to is None else find_tracker(results.log_to)
+        logged: list[tuple[str, Written]] = []
+        code = _report(rows, job, progress, events, logged)
+        if log is not None:
+            table = [(tag, row.explanation.logged(**row.drawing)) for tag, row in logged]
+            log(Log("explanations", pictures=table), None)
         if rows.videos and (bundled or results.tensorboard):
             say("--bundle and --tensorboard leave out videos and animated pictures")
         return code

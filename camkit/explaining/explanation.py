@@ -36,6 +36,7 @@ from camkit.options import ALLOWED, USUAL
 from camkit.tables import Rows, Tabular, flat
 from camkit.targets.classes import TopTarget, fixed_target
 from camkit.targets.scores import Scores, Target
+from camkit.trackers import Log, Loggable
 from camkit.types import (
     EVEN,
     WHOLE_MODEL,
@@ -200,7 +201,7 @@ TEXT, WHOLE, REAL = ({"kind": kind} for kind in ("text", "whole", "real"))
 
 
 @dataclass(frozen=True, eq=False)
-class Explanation:
+class Explanation(Loggable):
     """Why a model gave a picture its score for one target.
 
     Attributes:
@@ -651,6 +652,22 @@ class Explanation:
         values = {each.name: each.get(self) for each in FIELDS}
         return {name: finite_or_none(value) if isinstance(value, float) else value for name, value in values.items()}
 
+    def to_log(self) -> Log:
+        """Return what a tracker gets: a table with one row."""
+        return Explanations([self]).to_log()
+
+    def logged(self, **drawing: Any) -> dict[str, Any]:
+        """Return the row in a tracker's table: the picture, the heat on it, and what is explained.
+
+        Args:
+            **drawing: the arguments of ``overlay``, whose style and size do not count.
+        """
+        row: dict[str, Any] = {"source": self.source}
+        if self.heatmap.ndim > 1:
+            drawing |= {"style": "overlay", "max_side": 384}  # small enough for a table of some hundred pictures
+            row |= {"picture": self.overlay(**drawing | {"alpha": 0.0}), "heat": self.overlay(**drawing)}
+        return row | {name: getattr(self, name) for name in ("label", "probability", "layer", "method", "status")}
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the pictures as JSON values; ``raw`` becomes nested lists, non-finite numbers None."""
         cells = self.raw.astype(object)
@@ -674,7 +691,7 @@ class Explanation:
         return as_html(self.captioned(side=_NOTEBOOK_SIDE), repr(self))
 
 
-class Explanations(Tabular, list[Explanation]):
+class Explanations(Tabular, Loggable, list[Explanation]):
     """The explanations of one call, picture by picture, target by target within: a list that can be drawn.
 
     Example:
@@ -746,6 +763,10 @@ class Explanations(Tabular, list[Explanation]):
         for row, (name, names) in itertools.product(rows, parts.items()):
             row[name] = dict(zip(names, row[name] or (None,) * len(names), strict=True))
         return [flat(row) for row in rows]
+
+    def to_log(self) -> Log:
+        """Return a table of pictures for a tracker."""
+        return Log("explanations", pictures=[(f"explain/{row.source}/{row.name}", row.logged()) for row in self])
 
     def to_dict(self) -> dict[str, Any]:
         """Return all explanations as JSON values, as ``Explanation.to_dict`` does."""

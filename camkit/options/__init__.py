@@ -437,6 +437,12 @@ class Results(_Table):
     tensorboard: Annotated[
         Path | None, Option("A folder for TensorBoard event files with the drawn pictures.", "FOLDER")
     ] = None
+    log_to: Annotated[
+        str | None,
+        Option(
+            "Log a table of pictures with mlflow, wandb, trackio or tensorboard: the first 200 explanations.", "NAME"
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -564,7 +570,7 @@ class Limits(_Table):
 
 @dataclass(frozen=True, kw_only=True)
 class Run(_Table):
-    """Where a check writes, and what it starts from; ``tensorboard`` changes nothing in Python."""
+    """Where a check writes, and what it starts from; ``tensorboard`` and ``log_to`` change nothing in Python."""
 
     out: Annotated[Path | None, Option("The folder for the reports. Default: camkit-check.", "FOLDER", "-o")] = None
     baseline: Annotated[Path | None, Option("An earlier report.json to compare with.", "FILE")] = None
@@ -586,6 +592,14 @@ class Run(_Table):
     tensorboard: Annotated[
         Path | None,
         Option("A folder for TensorBoard event files with the measures and the worst offenders.", "FOLDER"),
+    ] = None
+    log_to: Annotated[
+        str | None,
+        Option("Log the verdict, the effects and the reports with mlflow, wandb, trackio or tensorboard.", "NAME"),
+    ] = None
+    card: Annotated[
+        Path | None,
+        Option("Write the verdict and the effects into this model card, such as README.md.", "FILE"),
     ] = None
 
 

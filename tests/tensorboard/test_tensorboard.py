@@ -2,6 +2,7 @@
 
 import base64
 import copy
+import csv
 import gc
 import io
 import json
@@ -20,6 +21,7 @@ import torch
 import torchvision
 from disks import files_of_at_most
 from networks import classifier
+from offline_runs import history, wandb_records
 from PIL import Image, ImageDraw, ImageFont
 from torch import nn
 
@@ -458,8 +460,20 @@ def test_a_compiled_model_is_watched_under_its_own_names(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")  # Lightning's own warnings with the newest PyTorch
-def test_the_callback_of_lightning_watches_a_training(tmp_path):
+@pytest.mark.parametrize("logs", ["tensorboard", "csv", "mlflow", "wandb"])
+def test_the_callback_of_lightning_watches_a_training(tmp_path, monkeypatch, logs):
     lightning = pytest.importorskip("lightning.pytorch")
+    getattr(pytest.importorskip(logs), "teardown", int)()  # W&B reads its settings again
+    for name in ("WANDB_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    loggers = {
+        "tensorboard": lambda of: False,
+        "csv": lambda of: of.CSVLogger(tmp_path),
+        "mlflow": lambda of: of.MLFlowLogger(tracking_uri=(tmp_path / "mlruns").as_uri()),
+        "wandb": lambda of: of.WandbLogger(save_dir=tmp_path, offline=True),
+    }
+    logger = loggers[logs](lightning.loggers)
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*batch()), batch_size=5)
 
     class Learner(lightning.LightningModule):
@@ -478,15 +492,32 @@ def test_the_callback_of_lightning_watches_a_training(tmp_path):
 
     learner = Learner()
     trainer = lightning.Trainer(
-        max_epochs=3, accumulate_grad_batches=2, accelerator="cpu", logger=False, enable_checkpointing=False,
+        max_epochs=3, accumulate_grad_batches=2, accelerator="cpu", logger=logger, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False,
-        callbacks=[lightning_watch(batch()[0][:4], tmp_path, every=2)],
+        callbacks=[lightning_watch(batch()[0][:4], None if logger else tmp_path, every=2)],
     )  # fmt: skip
     trainer.fit(learner, data)
-    events = read(tmp_path)
+    if logs == "tensorboard":
+        events = read(tmp_path)
+        norms, sheets = steps_of(events.Scalars("gradient_norm")), steps_of(events.Images("heat"))
+    elif logs == "csv":
+        rows = csv.DictReader(io.StringIO(Path(logger.log_dir, "metrics.csv").read_text()))
+        norms = [int(row["step"]) for row in rows if row["gradient_norm/all"]]
+        sheets = [1, 2, 3]  # it holds no pictures
+    elif logs == "mlflow":
+        norms = [each.step for each in logger.experiment.get_metric_history(logger.run_id, "gradient_norm/all")]
+        paths = [image.path for image in logger.experiment.list_artifacts(logger.run_id, "images")]
+        sheets = sorted(int(number) for path in paths for number in re.findall(r"/heat\W+step\W+(\d+).*png$", path))
+    else:
+        logger.experiment.finish()
+        (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+        rows = [history(record) for record in wandb_records(file)]
+        norms, sheets = (
+            [row["trainer/global_step"] for row in rows if tag in row] for tag in ("gradient_norm/all", "heat")
+        )
 
-    assert steps_of(events.Scalars("gradient_norm")) == [1, 3]  # the optimizer's steps, each of two batches
-    assert steps_of(events.Images("heat")) == [1, 2, 3]  # at the end of each epoch
+    assert norms == [1, 3]  # the optimizer's steps, each of two batches
+    assert sheets == [1, 2, 3]  # at the end of each epoch
     assert not any(module._forward_hooks for module in learner.modules())
 
 

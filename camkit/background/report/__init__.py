@@ -16,7 +16,7 @@ import math
 import platform
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -49,6 +49,7 @@ from camkit.errors import as_markdown, printable
 from camkit.kit.pages import templates
 from camkit.kit.store import digest
 from camkit.kit.wording import NONE, VERSION, counted, first_of, number, share
+from camkit.trackers import Log
 
 if TYPE_CHECKING:
     from camkit.background.result import CheckResult
@@ -281,7 +282,7 @@ _MOST_LISTED = 100
 """Classes whose reasons are listed, and unusable pictures, to keep the page readable."""
 
 
-def _filled(template: str, **values: Any) -> str:
+def filled(template: str, **values: Any) -> str:
     """Return a report whose template is filled with values."""
     environment = templates("camkit.background.report")
     environment.filters |= {
@@ -299,10 +300,10 @@ def render_html(result: CheckResult, showcase: Showcase | None = None) -> str:
         result: the check.
         showcase: its pictures; None draws them.
     """
-    script = _filled("check.js")
+    script = filled("check.js")
     plan, showcase = result.plan, showcase or Showcase(result)
     flips, (heat, edits) = showcase.flips(), plan.forwards
-    return _filled(
+    return filled(
         "check.html",
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -376,7 +377,7 @@ def render_markdown(result: CheckResult, showcase: Showcase | None = None) -> st
         result: the check.
         showcase: its pictures; None draws them.
     """
-    return _filled(
+    return filled(
         "summary.md",
         result=result,
         triptychs=(showcase or Showcase(result)).triptychs,
@@ -518,7 +519,7 @@ def render_junit(result: CheckResult) -> str:
     check's duration, by the number of its pictures: the pictures of all classes pass through the model together.
     """
     each = 0.0 if result.run is None else result.run.seconds / max(1, len(result.images))
-    return _filled("junit.xml", result=result, each=each, change=change_since_baseline(result))
+    return filled("junit.xml", result=result, each=each, change=change_since_baseline(result))
 
 
 _DRAWN: Mapping[str, Callable[..., str | bytes]] = {
@@ -532,9 +533,9 @@ REPORTS: Mapping[str, Callable[..., str | bytes]] = {**_DRAWN, BASELINE_FILE: re
 """The function that renders each report, by file name."""
 
 
-def rendered(result: CheckResult) -> dict[str, bytes]:
+def rendered(result: CheckResult, showcase: Showcase | None = None) -> dict[str, bytes]:
     """Return the contents of every report, by file name."""
-    showcase = Showcase(result)
+    showcase = showcase or Showcase(result)
     contents: dict[str, Any] = {
         name: render(result, showcase) if name in _DRAWN else render(result) for name, render in REPORTS.items()
     }
@@ -544,17 +545,33 @@ def rendered(result: CheckResult) -> dict[str, bytes]:
     }
 
 
-def events(result: CheckResult) -> Iterator[tuple[str, Any]]:
-    """Yield what TensorBoard shows, by tag: the summary, the figures of each class, the strips and their sentences."""
+def logged(result: CheckResult) -> Log:
+    """Return what trackers of experiments show: the verdict, the figures of each class, the worst pictures."""
     showcase = Showcase(result)
-    yield "check", render_markdown(result, showcase)
+    figures = {}
     for name, measures in [("all classes", result.overall), *result.classes.items()]:
-        yield f"check/accuracy/{name}", measures.accuracy.value
-        for effect in ("gap", "attraction", "sufficiency"):
-            if effect in measures.effects and measures.effects[effect].mean is not None:
-                yield f"check/{effect}/{name}", measures.effects[effect].value
-        if measures.skill is not None:
-            yield f"check/skill/{name}", measures.skill.value
-    for strip in showcase.strips:
-        yield f"worst/{strip.row.name}", strip
-        yield f"worst/{strip.row.name}", strip.sentence
+        figures[f"accuracy/{name}"] = measures.accuracy.value
+        for effect in _OF_BACKGROUND:
+            figures[f"{effect}/{name}"] = measures.effects[effect].value if effect in measures.effects else math.nan
+        figures[f"skill/{name}"] = math.nan if measures.skill is None else measures.skill.value
+    values: dict[str, float | str] = {
+        "verdict": result.verdict,
+        "sentence": sentence(result),
+        "model": result.plan.model.name,
+        "data": result.plan.data.root.name,
+        "exit_code": result.exit_code(),
+        **{name: value for name, value in figures.items() if math.isfinite(value)},
+    }
+    return Log(
+        "check",
+        {f"check/{name}": value for name, value in values.items()},
+        {f"check/limits/{name}": value for name, value in vars(result.plan.settings.limits).items()},
+        rendered(result, showcase),
+        [
+            (
+                f"worst/{strip.row.name}",
+                {"picture": strip.row.name, "edits": strip.sheet(), "sentence": strip.sentence},
+            )
+            for strip in showcase.strips
+        ],
+    )
