@@ -225,7 +225,7 @@ def test_the_folder_of_a_check_opens_its_page(tmp_path: Path, capsys: pytest.Cap
 def test_the_folder_for_a_verdict_needs_a_report(tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text('{"verdict": "PASS"}')
     assert Viewer({}, [], [tmp_path]).verdicts() == [{"verdict": "PASS"}]
-    with pytest.raises(InputError, match="--check needs the folder of a check's reports.*nowhere"):
+    with pytest.raises(InputError, match=r"--check needs the folder of a check.s reports.*nowhere"):
         Viewer({}, [], [tmp_path / "nowhere"]).verdicts()
 
 
