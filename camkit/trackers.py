@@ -3,10 +3,11 @@
 A result says as a ``Log`` what a tracker gets. For each tracker, a function writes it with the tracker's own library:
 into the active run if there is one, else into a new run, which it ends. An entry of ``TRACKERS`` adds a tracker:
 
-    >>> TRACKERS["print"] = lambda json, log, files, step: print(json.dumps(log.values)), "json", "nothing"
-    >>> find_tracker("print")(Log("check", {"check/verdict": "PASS"}), None)
-    {"check/verdict": "PASS"}
-    >>> del TRACKERS["print"]
+    >>> logged = []
+    >>> TRACKERS["mine"] = lambda json, log, files, step: logged.append(json.dumps(log.values)), "json", "nothing"
+    >>> find_tracker("mine")(Log("check", {"check/verdict": "PASS"}), None)
+    >>> logged, TRACKERS.pop("mine")[1:]
+    (['{"check/verdict": "PASS"}'], ('json', 'nothing'))
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ from camkit.options import Against, Explain, Model, Precision, Results
 from camkit.scale.cluster import Cluster, Pool, connected
 from camkit.scale.folder import Result, Run
 from camkit.scale.job import Job, Written, free_file, slug
-from camkit.trackers import Log, find_tracker
+from camkit.trackers import Log, find_tracker, opened
 from camkit.types import Failure, Preprocess
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def events_into(folder: Path | None) -> Iterator[SummaryWriter | None]:
         if not (is_writer and isinstance(failed.exc_value, OSError)):
             usual_hook(failed)
 
-    with mock.patch.object(threading, "excepthook", hook), camkit.tensorboard.opened(folder) as events:
+    with mock.patch.object(threading, "excepthook", hook), opened(folder) as events:
         yield events
 
 
