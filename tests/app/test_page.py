@@ -195,8 +195,9 @@ def test_covering_says_what_it_did(page: Page) -> None:
     page.wait_for_function(other)
     draw(page, (0.0, 0.0), (0.5, 1.0))
     page.wait_for_selector("#covered")
+    other = changes(page, "#shown")
     page.get_by_label("mean").click()
-    page.wait_for_function("document.querySelector('#covered').innerText.includes('Now bird')")
+    page.wait_for_function(other)
     cover = saved(page)["cover"]
     with Image.open(SCENES["plane-sky"]) as opened_picture:
         picture = np.array(opened_picture.convert("RGB"))
