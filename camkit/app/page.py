@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import json
 import tempfile
@@ -44,12 +45,17 @@ class _Parts:
 
     Args:
         viewer: what the page shows.
-        first: what it shows first; that is computed here, so that the page is complete as soon as it opens.
+        first: what it shows first; that is computed here, so that the page is complete as soon as it opens. If it
+            cannot be, ``first_seen`` is empty, and the page says why when it has opened.
     """
 
     def __init__(self, viewer: Viewer, first: Look) -> None:
-        question, picture, heat, said, bars, *_ = _seen(viewer, first, _OPACITY)
-        others, detects = _others(viewer, first), viewer.detects(first.model)
+        self.first_seen: tuple[Any, ...] = ()
+        with contextlib.suppress(Exception):
+            self.first_seen = _seen(viewer, first, _OPACITY)
+        question, picture, heat, said, bars = self.first_seen[:5] or (None,) * 5
+        others = _others(viewer, first) if self.first_seen else []
+        detects = viewer.detects(first.model)
         named = [(Path(file).name, file) for file in viewer.pictures]
         self.look = gr.State(first)
         with gr.Row(elem_id="stage"):
@@ -155,7 +161,7 @@ def _page(viewer: Viewer, saved: Path) -> Any:
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Why?"):
                 parts = _Parts(viewer, first)
-                _react(viewer, parts)
+                _react(viewer, parts, page)
             with gr.Tab("May it ship?"):
                 verdicts = gr.HTML(lambda: _verdicts(viewer), elem_id="verdicts")
                 run = gr.Button("Check the demo networks", visible=viewer.check is not None, elem_id="run-check")
@@ -186,7 +192,7 @@ def _verdicts(viewer: Viewer) -> str:
     return "".join(_HTML.verdict(report, f"report/{place}") for place, report in enumerate(viewer.verdicts()))
 
 
-def _react(viewer: Viewer, parts: _Parts) -> None:
+def _react(viewer: Viewer, parts: _Parts, page: Any) -> None:
     """Let each event change what is looked at, and show that."""
     options = {"outputs": parts.seen, "api_visibility": "private", "show_progress": "minimal"}
 
@@ -233,6 +239,8 @@ def _react(viewer: Viewer, parts: _Parts) -> None:
     def named(choice: str) -> str | None:
         return None if choice == CHOSEN else choice
 
+    if not parts.first_seen:
+        on(page.load, lambda asked: asked)
     on(parts.opacity.release, lambda asked: asked)
     on(parts.model.input, lambda asked, name: Look(name, asked.picture, fill=asked.fill), parts.model)
     on(parts.picture.input, lambda asked, file: another(asked, viewer.named(file)), parts.picture)

@@ -42,15 +42,6 @@ CHOSEN = "camkit's choice"
 """The first entry of the lists of methods and layers."""
 
 
-class Covering(NamedTuple):
-    """What covering a part did to an answer: its name and shares, and the best answer now if it is another."""
-
-    name: str
-    before: str
-    after: str
-    now: str
-
-
 class FoundBox(NamedTuple):
     """A detector's box in pixels of the picture, and its class."""
 
@@ -251,8 +242,11 @@ class Viewer:
             return target
         return contrast(target, look.rather_than)
 
-    def covering(self, look: Look) -> Covering | None:
-        """Return what covering did to the answer before; None if a detector found no box."""
+    def covering(self, look: Look) -> tuple[str, str, str, str] | None:
+        """Return what covering did: the answer before, its old and new share, and the answer now, "" if it is the same.
+
+        None if a detector found no box before.
+        """
         asked = Look(look.model, look.picture, look.target, look.box, fill=look.fill)
         asked = replace(asked, target=self.target(asked))
         before, after, answers = self.heat(asked), self.heat(replace(asked, cover=look.cover)), self.answers(look)
@@ -260,7 +254,7 @@ class Viewer:
             return None
         is_other = not self.detects(look.model) and answers[0].target != asked.target
         now = f"{answers[0].name} {share_of(answers[0])}" if is_other else ""
-        return Covering(before.name, share_of(before), "not found" if after is None else share_of(after), now)
+        return before.name, share_of(before), "not found" if after is None else share_of(after), now
 
     def verdicts(self) -> list[Any]:
         """Return the contents of the checks' reports.

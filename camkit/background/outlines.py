@@ -143,7 +143,8 @@ def regions(
         boxes = advice("regions=... or boxes_of=...", "--regions PATH or --boxes-of MODEL")
         none = f"no boxes are in or beside {data}; name them with {boxes}"
         raise InputError(f"no picture has a box: {unmatched((), [*files], indexes) if files and sources else none}")
-    contents = [(item.name, item.path.stat().st_size, item.path.stat().st_mtime_ns, item.objects) for item in items]
+    stats = {item.name: files[item.name].stat() for item in items}
+    contents = [(item.name, stats[item.name].st_size, stats[item.name].st_mtime_ns, item.objects) for item in items]
     made_with = {
         "version of camkit": VERSION,
         "pictures and boxes": digest(describe(contents)),
@@ -180,7 +181,7 @@ def _outlined(
     item: Item, detector: LoadedModel | None, threshold: float, promptable: LoadedModel | None, places: CropBoxes
 ) -> OutlinedRow:
     try:
-        picture = open_picture(item.path)
+        picture = item.open()
         objects = list(in_pixels(item.objects, picture.size))
         if detector is not None:
             objects = _detected(detector, threshold, *_answered(detector, picture, item.name, places))
@@ -189,7 +190,7 @@ def _outlined(
             cut = functools.partial(_prompted, promptable, *_answered(promptable, picture, item.name, places))
         return OutlinedRow(item.name, picture.size, list(_annotations(objects, picture.size, cut)))
     except ImageError as error:
-        text = str(error).replace(str(item.path), item.name)
+        text = str(error).replace(str(item.source), item.name)
         return OutlinedRow(item.name, error=text if item.name in text else f"{item.name}: {text}")
 
 

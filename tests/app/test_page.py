@@ -195,8 +195,9 @@ def test_covering_says_what_it_did(page: Page) -> None:
     page.wait_for_function(other)
     draw(page, (0.0, 0.0), (0.5, 1.0))
     page.wait_for_selector("#covered")
+    other = changes(page, "#shown")
     page.get_by_label("mean").click()
-    page.wait_for_function("document.querySelector('#covered').innerText.includes('Now bird')")
+    page.wait_for_function(other)
     cover = saved(page)["cover"]
     with Image.open(SCENES["plane-sky"]) as opened_picture:
         picture = np.array(opened_picture.convert("RGB"))
@@ -384,11 +385,15 @@ def test_a_model_that_fails_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> 
     assert said == [f"the model failed in {place}: ZeroDivisionError: &lt;b&gt;no&lt;/b&gt;"]
 
 
+def write_detector(folder: Path) -> None:
+    (folder / "mine.py").write_text("from tasks import Blobs\n\ndef build():\n    return Blobs(), Blobs.prepare\n")
+    (folder / "labels.txt").write_text("\n".join(Blobs.LABELS))
+    Blobs.picture().save(folder / "two.png")
+
+
 def test_boxes_of_a_detector_are_clicked_and_covered(browser: Browser, tmp_path: Path) -> None:
     """A red and a blue square, in a detector that knows the two colours."""
-    (tmp_path / "mine.py").write_text("from tasks import Blobs\n\ndef build():\n    return Blobs(), Blobs.prepare\n")
-    (tmp_path / "labels.txt").write_text("\n".join(Blobs.LABELS))
-    Blobs.picture().save(tmp_path / "two.png")
+    write_detector(tmp_path)
     with app(tmp_path, "two.png", "--model", "mine.py:build", "--labels", "labels.txt") as url:
         page = opened(browser, url, "1: red-confidence-set")
         assert not page.is_visible("#compare")
@@ -408,6 +413,21 @@ def test_boxes_of_a_detector_are_clicked_and_covered(browser: Browser, tmp_path:
         page.click("#uncover")
         says(page, "blue")
     page.close()  # only now: an open page does not keep Ctrl-C from ending the app
+
+
+def test_a_first_picture_that_cannot_be_explained_leaves_the_others(browser: Browser, tmp_path: Path) -> None:
+    """Nothing shows that the model is a detector, because it finds no box."""
+    write_detector(tmp_path)
+    Image.new("RGB", (256, 128), "gray").save(tmp_path / "grey.png")
+    with app(tmp_path, "grey.png", "two.png", "--model", "mine.py:build", "--labels", "labels.txt") as url:
+        page = browser.new_page()
+        page.goto(url)
+        page.wait_for_selector(".toast-body", timeout=WAIT)
+        assert "the detector found no box" in page.inner_text(".toast-body")
+        page.locator("#picture input").click()
+        page.get_by_role("option", name="two.png").click()
+        says(page, "red")
+        page.close()
 
 
 def test_a_name_without_a_picture_is_an_error() -> None:

@@ -225,7 +225,7 @@ def test_the_folder_of_a_check_opens_its_page(tmp_path: Path, capsys: pytest.Cap
 def test_the_folder_for_a_verdict_needs_a_report(tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text('{"verdict": "PASS"}')
     assert Viewer({}, [], [tmp_path]).verdicts() == [{"verdict": "PASS"}]
-    with pytest.raises(InputError, match=r"--check needs the folder of a check.s reports.*nowhere"):
+    with pytest.raises(InputError, match=r"--check needs the folder of a check's reports.*nowhere"):
         Viewer({}, [], [tmp_path / "nowhere"]).verdicts()
 
 
@@ -236,4 +236,4 @@ def test_covering_says_the_old_and_new_share_of_the_answer_that_is_looked_at(det
     for row, after in ((first, "not found"), (second, f"{second.probability:.1%}")):
         covering = viewer.covering(replace(hidden, box=FoundBox(row.detection, row.target)))
         assert covering == (row.label, f"{row.probability:.1%}", after, "")
-    assert viewer.covering(replace(hidden, picture=look.picture, box=None)).after == "not found"
+    assert viewer.covering(replace(hidden, picture=look.picture, box=None))[2] == "not found"
