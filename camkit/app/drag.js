@@ -1,6 +1,6 @@
 () => {
   // Lets a visitor point into the picture: the corners of a drawn rectangle, or the place of a click, go into the hidden
-  // field, as shares of width and height. Gradio's own places are wrong for a picture that is shown enlarged.
+  // field, as shares of width and height. Gradio's own coordinates are wrong for an enlarged picture.
   const SHORTEST = 6; // pixels of the screen; a shorter drag is a click
   let start = null, frame = null;
   const picture = () => document.querySelector("#shown img");

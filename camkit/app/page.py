@@ -45,8 +45,8 @@ class _Parts:
 
     Args:
         viewer: what the page shows.
-        first: what it shows first; that is computed here, so that the page is complete as soon as it opens. If it
-            cannot be, ``first_seen`` is empty, and the page says why when it has opened.
+        first: what it shows first; that is computed here, so that the page is complete as soon as it opens. If this
+            fails, ``first_seen`` is empty, and the page says why after it has opened.
     """
 
     def __init__(self, viewer: Viewer, first: Look) -> None:

@@ -177,8 +177,8 @@ def joined(
     if not items:
         raise InputError(
             f"{root} holds no labelled pictures; expected a folder per class, a CSV with the columns path and label, "
-            "pictures with regions that name classes, or a dataset of images and labels, and a class map that leaves "
-            "out some classes at most"
+            "pictures with regions that name classes, or a dataset of images and labels; the class map must keep at "
+            "least one class"
         )
     left_out |= {
         f"pictures of {name!r}, which the class map leaves out (null)": tuple(

@@ -141,7 +141,7 @@ def regions(
     items = [item for item in items if item.objects or detector is not None]
     if not items:
         boxes = advice("regions=... or boxes_of=...", "--regions PATH or --boxes-of MODEL")
-        none = f"no boxes are in or beside {data}; name them with {boxes}"
+        none = f"camkit found none in or beside {data}; name them with {boxes}"
         raise InputError(f"no picture has a box: {unmatched((), [*files], indexes) if files and sources else none}")
     stats = {item.name: files[item.name].stat() for item in items}
     contents = [(item.name, stats[item.name].st_size, stats[item.name].st_mtime_ns, item.objects) for item in items]

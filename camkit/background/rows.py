@@ -85,12 +85,13 @@ class Rows:
         self._sample = range(0, len(self.data), max(1, len(self.data) // 16))
 
     def fitted(self, model: LoadedModel) -> LoadedModel:
-        """Return the model with a preprocessing that makes of a row's picture what the row holds, if that is its input.
+        """Return the model with a preprocessing that turns a row's picture into the values that the row holds.
 
-        It is if the rows are normalised, or if they are floating-point numbers and nothing else is known.
+        The model is unchanged if it prepares pictures itself and the rows are not normalised, or if no row that was
+        looked at holds floating-point numbers.
 
         Raises:
-            InputError: the rows are random, or they are normalised and it is not known how.
+            InputError: a row changes when it is read again, or the rows are normalised in an unknown way.
         """
         if any(self.picture(number) != self.picture(number) for number in self._sample):
             raise InputError("the dataset changes its pictures at random; pass it without augmentation")
@@ -258,7 +259,7 @@ def class_of(value: Any, names: Sequence[str] | None) -> str | None:
     """
     if value is None or isinstance(value, str):
         return value
-    index = whole_number(value, "the label of a picture, which names its only class,")
+    index = whole_number(value, "the label of a picture, its only class,")
     if names is not None and index >= len(names):
         raise InputError(f"the data has the label {index}, but only {len(names)} classes have names")
     return None if index < 0 else str(index) if names is None else names[index]

@@ -111,7 +111,7 @@ def regions(
         file = camkit.regions(data, boxes_of=detector, by=outliner, progress=told, **given)
     made_by = [made.get("from_box") for made in json.loads(file.read_text())["annotations"]]
     cut, ellipses = made_by.count("cut"), made_by.count("ellipse")
-    say(f"outlined the object in {cut} of {cut + ellipses} boxes; {ellipses} have the ellipse in the box instead")
+    say(f"outlined the object in {cut} of {cut + ellipses} boxes" + "; the others get their ellipse" * (ellipses > 0))
     say(f"wrote {printable(str(file))}; judge the outlines in {printable(str(file.with_name(PAGE)))}")
 
 

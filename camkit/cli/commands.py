@@ -112,7 +112,7 @@ def regions(
     Args:
         data: A folder of pictures, a table in such a folder, or the data.yaml of a YOLO data set.
         regions: The file or folder with the boxes. Without it, camkit searches beside the pictures.
-        boxes_of: Take the boxes that this detector finds, a model as --model of the other commands takes it.
+        boxes_of: Outline what this detector finds; name it as for --model of the other commands.
         threshold: The score above which a box of the detector counts.
         by: grabcut, which needs no model, or a network that takes boxes, such as hf:facebook/sam-vit-base.
         device: cpu, cuda, cuda:1 or mps. Default: the first of CUDA, MPS and CPU.
@@ -401,7 +401,7 @@ def app(
 
     Args:
         pictures: Files, folders or quoted glob patterns; or the folder of a check's reports.
-        check: The reports of a check, whose verdict the page shows too.
+        check: The folder of a check's reports; the page also shows its verdict.
         port: The port. Default: the first free one from 7860.
         browser: Open the page in the browser (the default), or only print its address.
     """

@@ -248,7 +248,7 @@ def _report(rows: Run, job: Job, progress: Progress, events: Any, logged: list[t
                 is_repeated = tally.add(row)
                 if not isinstance(row, Failure) and row.video is None:
                     tag = f"explain/{row.name.with_suffix('').as_posix()}"
-                    if results.log_to and len(logged) < 200:  # as many as the help says
+                    if results.log_to and len(logged) < 200:  # the help names this number
                         logged.append((tag, row))
                     try:
                         if events is not None and unwritten is None:
@@ -475,7 +475,7 @@ def _against(
     names = [str((both[0].name == both[1].name and each.weights) or each.name) for each in both]
     table = results.table
     refuse(
-        (len(target) > 1, "--against compares the heat of one --target"),
+        (len(target) > 1, "--against takes only one --target"),
         (table and table.suffix != ".csv", f"with --against, --table takes a file that ends in .csv, not {table}"),
         (table and table.exists() and not how.overwrite, f"{table} exists already; pass --overwrite to replace it"),
     )

@@ -115,8 +115,8 @@ class TargetOptions:
         threshold: Explain all boxes of a detector whose score is above this, from 0 to 1; the default for detectors
             loaded by name, with 0.5.
         box: Explain the detector's box with this number; numbers start at 0.
-        box_at: Explain the detector's box around this point x,y, in pixels of the picture, of the --target if there is
-            one. If no box there is above the --threshold, explain the best candidate, and say what keeps it below.
+        box_at: Explain the detector's box around this point x,y, in pixels of the picture; with --target, a box of this
+            class. If no box there scores above --threshold, explain the best candidate, and say what holds it back.
         near: Explain the box that overlaps most with left,top,right,bottom, in pixels of the model's input.
         region: Explain the mean of a map of numbers, such as depth, in left,top,right,bottom, in pixels of the picture;
             --direction down explains what lowers it.
@@ -265,7 +265,7 @@ def _in_shell(table: type, group: Group, *, says_default: bool = False) -> type:
         option = options.options_of(table)[name]
         required, text = option.name == "model", option.help
         if required and table is OptionalModel:
-            required, text = False, "The model that the config will name, as --model of the other commands takes it."
+            required, text = False, "The model, as --model of the other commands takes it."
         if says_default and isinstance(default, (int, float, str)) and not isinstance(default, bool):
             text += f" Default: {default if isinstance(default, str) else format(default, 'g')}."
         parser = _PARSERS.get(name)

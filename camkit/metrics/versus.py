@@ -86,7 +86,7 @@ class HeatOfTwo:
         common = "nothing to compare" if self.in_common is None else f"{self.in_common:.0%} of the heat in common"
         legend = f"Blue: more heat of {names[0]}.", f"Red: more heat of {names[1]}."
         caption = figure.Caption(
-            common, legend, remarks=("Each map was divided by its maximum: two networks' values have two scales.",)
+            common, legend, remarks=("Each map was divided by its maximum: two networks' values differ in scale.",)
         )
         cells.append(figure.compose(difference, caption, fixed=True))
         bands = zip((*names, "Difference"), (_BLUE, _RED, _BLUE), (_BLUE, _RED, _RED), cells, strict=True)
@@ -271,7 +271,7 @@ def _explained(explainer: Explainer, picture: Any, target: int | None = None) ->
     """Explain a class, or the best one, and return it on a small copy of the picture."""
     found = explainer(picture, target)
     if found.picture is None or found.heatmap.ndim != 2:
-        raise ImageError("two models are compared on pictures, grey or RGB; this input is not one")
+        raise ImageError("camkit compares two models only on grey or RGB pictures, and this input is neither")
     small = figure.fitted(found.picture, _SIDE)
     box = found.box and figure.scaled_box(found.box, found.picture.shape[:2], small.shape[:2])
     return replace(found, shown=Image.fromarray(small), box=box)

@@ -219,7 +219,7 @@ class Model(_Table):
     ] = None
     boxes: Annotated[
         Boxes | None,
-        Option("Read boxes out of the raw output of a detector's file: of NanoDet, of YOLO (v5 and later), of YOLOX."),
+        Option("Decode the raw outputs of a detector, such as an ONNX file of NanoDet, YOLO (v5 and later) or YOLOX."),
     ] = None
     activation: Annotated[
         Activation | None,
@@ -248,18 +248,18 @@ class Model(_Table):
 
 @dataclass(frozen=True, kw_only=True)
 class Against(_Table):
-    """The second of two models that are compared; in the shell alone."""
+    """The second of two models to compare; only in the shell."""
 
     against: Annotated[
         str | None,
         Option(
-            "Compare the model with this one, as --model takes it. Options hold for both, except --weights.",
+            "Compare with this second model, named as for --model. All options but --weights apply to both models.",
             "NAME",
         ),
     ] = None
     against_weights: Annotated[
         str | None,
-        Option("The weights of the second model; without --against, of the same network as --model.", "FILE"),
+        Option("The second model's weights. Without --against, it is the network of --model.", "FILE"),
     ] = None
 
 

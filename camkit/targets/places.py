@@ -198,11 +198,11 @@ class BoxTarget(Target):
 class BoxAtTarget(OnPicture):
     """The box with the highest score of those that contain a point; below the threshold, the best candidate there.
 
-    Candidates are all boxes that the detector weighs, also those that it suppresses, if it returns them.
+    Candidates are all boxes that the detector weighs, suppressed ones included, if it returns them.
 
     Attributes:
         part: what is explained of the box; None for the score of its class.
-        label: a class; only its boxes are meant. None for boxes of all classes.
+        label: the class whose boxes count. None for boxes of all classes.
         threshold: the score above which a box is found.
         names: the labels of the classes; filled in when the target is bound to a model.
     """
@@ -257,13 +257,13 @@ class BoxAtTarget(OnPicture):
             f"; {self._name(winner)} wins with {rivals[winner].item():.2f}": winner != label,
             f"; a {name} box with {found['scores'][other].item():.2f} suppresses it, as they overlap by "
             f"{overlaps[other].item():.0%}": not is_low,
-            f"; the class alone has {score / share:.2f}, but objectness {share:.2f}": score / share > self.threshold,
+            f"; the class alone has {score / share:.2f}, objectness only {share:.2f}": score / share > self.threshold,
         }
         return said + next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def candidates(found: Detections, label: int | str | None) -> Detections:
-    """Return all boxes that a detector weighs, for their best class or for this one; its boxes if it hides the others.
+    """Return all boxes that a detector weighs, for their best class or for this one; the found ones if it hides others.
 
     Raises:
         TargetError: it does not have the class.

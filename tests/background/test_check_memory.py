@@ -188,7 +188,7 @@ REFUSALS = [
     (DataLoader(ChainDataset([])), "ChainDataset has no numbered rows; pass a folder, or a dataset with a length"),
     ([torch.zeros(3, 4, 4)], r"row 0 of the data is tensor.*; a row must be \(image, label\)"),
     ([{"pixels": 3, "label": 1}], "row 0 of the data is {'pixels': 3, 'label': 1}; a row must be"),
-    (Scenes(lambda *row: (row[0], torch.zeros(4))), "names its only class, must be a whole number, not tensor"),
+    (Scenes(lambda *row: (row[0], torch.zeros(4))), "its only class, must be a whole number, not tensor"),
     (Scenes(lambda *row: (row[0], row[1] + 1)), "the data has the label 4, but only 4 classes have names"),
     (Scenes(lambda *row: (*row[:2], row[2][:, :99])), "an outline is for 99x128 pixels, but the picture has 128x128"),
     (Scenes(lambda *_: 1 / 0), "row 0 of the data cannot be read: division by zero"),

@@ -197,7 +197,7 @@ MISSED = {
     "its score": ([[0.1, 0.1], [0.1, 0.1], [0.1, 0.18]], None, (60, 50), "dog", "dog scores 0.18 here, below"),
     "another class": ([[0.1, 0.1], [0.1, 0.1], [0.71, 0.3]], None, (60, 50), "dog", "0.5; cat wins with 0.7"),
     "another box": ([[0.1, 0.9], [0.1, 0.8], [0.1, 0.1]], None, (33, 20), None, "a dog box with 0.9"),
-    "objectness": ([[0.1, 0.1], [0.1, 0.1], [0.1, 0.9]], [0.9, 0.9, 0.2], (60, 50), None, "but objectness 0.20"),
+    "objectness": ([[0.1, 0.1], [0.1, 0.1], [0.1, 0.9]], [0.9, 0.9, 0.2], (60, 50), None, "objectness only 0.20"),
 }
 
 

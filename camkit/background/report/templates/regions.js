@@ -34,7 +34,7 @@ function choose(card, choice) {
   go(cards.indexOf(card) + 1);
 }
 
-// A box has no outline, so the check falls back to the box; and it removes a crowd with the objects, but does not check it.
+// Without an outline, the check uses the box. A dropped object becomes a crowd: the check removes it, but does not test it.
 function save() {
   const annotations = content.annotations.map((made) => {
     const choice = made.from_box ? choices[made.id] ?? "keep" : "keep";
