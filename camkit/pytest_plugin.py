@@ -1,4 +1,4 @@
-"""A plugin of pytest, which loads it where camkit is installed: the marker ``camkit`` and the fixture ``camkit_check``.
+"""A pytest plugin with the marker ``camkit`` and the fixture ``camkit_check``. Pytest loads it if camkit is installed.
 
     import pytest
 
@@ -25,20 +25,21 @@ import camkit
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add camkit's options."""
     parser.addoption("--camkit-out", metavar="FOLDER", help="the folder for camkit's reports; default: tmp_path")
-    parser.addoption("--camkit-update", action="store_true", help="write camkit's baselines, to compare with later")
+    parser.addoption("--camkit-update", action="store_true", help="write the baselines that later runs compare with")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker."""
-    config.addinivalue_line("markers", "camkit: a background check, which takes long")
+    config.addinivalue_line("markers", "camkit: a background check, which is slow")
 
 
 @pytest.fixture
 def camkit_check(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Any]:
     """Return ``check(model, data, **options)``, which fails the test if the model may not ship.
 
-    It takes and returns what ``camkit.check`` does. If there is a baseline, ``camkit-baselines/FILE-TEST-1.json``
-    beside the test for its first call, a model that is significantly worse fails too. ``--camkit-update`` writes it.
+    It takes and returns what ``camkit.check`` does. ``--camkit-update`` writes a baseline beside the test:
+    ``camkit-baselines/FILE-TEST-1.json`` for its first call. If there is one, a model that is significantly worse
+    fails too.
     """
     test = re.sub(r"[^\w.-]+", "-", f"{request.path.stem}-{request.node.nodeid.partition('::')[2]}").strip("-")
     calls = itertools.count(1)

@@ -419,12 +419,12 @@ def lightning_watch(
 
     Args:
         images: the pictures to explain, as for ``TrainingWatch``.
-        writer: a SummaryWriter, or a folder; None means the trainer's TensorBoardLogger. Without one, all its loggers
-            get the scalars, and those of MLflow and Weights & Biases the pictures too.
+        writer: a SummaryWriter, or a folder; None means the trainer's TensorBoardLogger. If it has none, all its
+            loggers get the scalars, and those of MLflow and Weights & Biases the pictures too.
         pictures_every, settings: as for ``TrainingWatch``.
 
     Raises:
-        InputError: Lightning is not installed; when the training starts: the trainer has no logger.
+        InputError: Lightning is not installed; or, when the training starts, the trainer has no logger.
     """
     package = "lightning.pytorch" if importlib.util.find_spec("lightning") else "pytorch_lightning"
     base = optional(package, "lightning_watch needs the package lightning: pip install lightning").Callback
@@ -475,11 +475,11 @@ class _OfLoggers:
         self._step = 0
 
     def add_scalar(self, tag: str, value: float, step: int) -> None:
-        """Keep a number until those of its step are complete, since a table of CSV has one row for each call."""
+        """Keep a number until those of its step are complete, since a CSV logger writes one row for each call."""
         if step != self._step:
             self.flush()
         self._step = step
-        # MLflow keeps each value in a file, so no name may be the beginning of another, as gradient_norm is
+        # MLflow keeps each value in a file, so gradient_norm must not be a folder of other values too
         self._scalars[plain_name(tag if "/" in tag else f"{tag}/all")] = value
 
     def add_image(self, tag: str, pixels: Pixels, step: int, **_: Any) -> None:
@@ -497,7 +497,7 @@ class _OfLoggers:
         self._scalars = {}
 
     def add_histogram_raw(self, *_: Any, **__: Any) -> None:
-        """Leave out what loggers do not hold."""
+        """Ignore what loggers cannot take."""
 
     add_text = add_graph = add_histogram_raw
 

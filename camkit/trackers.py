@@ -1,6 +1,6 @@
 """Results in the trackers of experiments: MLflow, Weights & Biases, Trackio and TensorBoard.
 
-A result says as a ``Log`` what a tracker gets. For each tracker, a function writes it with the tracker's own library:
+A result's ``to_log`` returns what a tracker gets. For each tracker, a function writes this with the tracker's library:
 into the active run if there is one, else into a new run, which it ends. An entry of ``TRACKERS`` adds a tracker:
 
     >>> logged = []
@@ -140,7 +140,7 @@ def to_tensorboard(_: Any, log: Log, __: str, step: int | None) -> None:
 
 
 def write_events(log: Log, writer: SummaryWriter | str | Path, step: int | None) -> None:
-    """Write TensorBoard's events: values, tables of pictures, and of the files the summary in Markdown."""
+    """Write TensorBoard's events: values, tables of pictures, and the Markdown summary."""
     with opened(writer) as events, naming_the_folder(events):
         for name, contents in log.files.items():
             if name.endswith(".md"):
@@ -216,7 +216,7 @@ The function gets the module, the ``Log``, a folder with the files, and the step
 
 
 def find_tracker(name: str) -> Callable[[Log, int | None], None]:
-    """Return the function that logs with a tracker, whose library it imports.
+    """Import the library of a tracker, and return the function that logs with it.
 
     Raises:
         InputError: the tracker is unknown, or its library is not installed.
@@ -229,7 +229,7 @@ def find_tracker(name: str) -> Callable[[Log, int | None], None]:
 
     def log(result: Log, step: int | None) -> None:
         refused = as_error(OutputError, lambda error: f"{name} did not take the results: {brief(error)}")
-        # What the libraries print is no result
+        # What the libraries print does not belong to the results
         with refused, contextlib.redirect_stdout(sys.stderr), tempfile.TemporaryDirectory() as folder:
             for file, contents in result.files.items():
                 Path(folder, file).write_bytes(contents)

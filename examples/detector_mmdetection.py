@@ -12,7 +12,7 @@ from torch import nn
 
 CONFIG, WEIGHTS, SIDE = "rtmdet_tiny_8xb32-300e_coco.py", "rtmdet_tiny.pth", 640
 
-# MMDetection's own function cuts the gradients here.
+# MMDetection's own function stops the gradients; this one lets them pass.
 base_dense_head.select_single_mlvl = lambda levels, image, **_: [level[image] for level in levels]
 
 

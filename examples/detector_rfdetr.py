@@ -1,6 +1,6 @@
 """Explain RF-DETR (pip install rfdetr): camkit photo.jpg --model detector_rfdetr.py:build --labels labels.txt.
 
-Networks with COCO weights count classes by COCO's ids, from 1 to 90; leave their unused lines of the labels as "-".
+With COCO weights, the index of a class is its COCO id, from 1 to 90; write "-" into the lines that no id uses.
 """
 
 import torch

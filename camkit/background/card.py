@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from camkit.background.result import CheckResult
 
 _TASK = "background check by camkit"
-"""The name of the task in the metadata, by which the results of an earlier check are found."""
+"""The name of the task in the metadata, by which camkit finds the results of an earlier check."""
 
 _BEGIN, _END = "<!-- camkit check -->", "<!-- end of camkit check -->"
 
 _METADATA = re.compile(r"\ufeff?\s*---\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
 
 _INDEX = re.compile(r"^model-index:.*\n(?:(?:\s|#.*\n)*^[ \t-].*\n)*", re.MULTILINE)
-"""The lines of the results: blank lines and comments behind them belong to the next key."""
+"""The lines of the results: blank lines and comments after them belong to the next key."""
 
 
 def write_card(result: CheckResult, path: Path) -> Path:
-    """Write the results into a model card, in place of those of an earlier check; all else stays as it is.
+    """Write the results into a model card, where they replace those of an earlier check; all else stays as it is.
 
     Raises:
         InputError: the card cannot be read.
@@ -84,7 +84,7 @@ def read_card(path: Path) -> str:
 def updated(card: str, model: str, found: dict[str, Any], section: str) -> str:
     """Return a card with the result of a check in its metadata, and with a section about it.
 
-    The metadata changes in the lines of ``model-index`` only, in which the results of others keep their values.
+    Only the lines of ``model-index`` change in the metadata, and the results of others keep their values.
     """
     metadata = _METADATA.match(card)
     start, end = metadata.span(1) if metadata else (0, 0)

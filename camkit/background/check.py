@@ -248,7 +248,7 @@ def finish_check(
     if settings.fail_on_worse and baseline is None:
         raise InputError(f"{advice('fail_on_worse', '--fail-on-worse')} needs a baseline to compare with")
     if settings.card is not None:
-        read_card(settings.card)  # refuses one whose metadata cannot be read, before anything is computed
+        read_card(settings.card)  # refuses metadata that cannot be read, before anything is computed
     started, clock = dt.datetime.now(dt.UTC), time.perf_counter()
     experiment, earlier = Experiment(plan), None
     if baseline is not None:

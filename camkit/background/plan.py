@@ -51,7 +51,7 @@ WORSE = "worse"
 
 
 class FileHashes(dict[Path | Row, str]):
-    """The SHA-256 of files, "unreadable" for those that cannot be read; each file is read once. Rows are known."""
+    """The SHA-256 of files, "unreadable" for those that cannot be read; each file is read once. Rows bring theirs."""
 
     def __missing__(self, path: Any) -> str:
         """Return the hash of a file that was not read yet."""

@@ -181,7 +181,7 @@ class CheckResult(Tabular, Loggable):
     def write_card(self, path: str | Path) -> Path:
         """Write the verdict and the effects into a model card of Hugging Face, which is created if it does not exist.
 
-        They go into the metadata (``model-index``) and into a section of the text, in place of those of an earlier
+        They go into the metadata (``model-index``) and into a section of the text, and replace those of an earlier
         check. All else stays as it is.
 
         Raises:
@@ -195,7 +195,7 @@ class CheckResult(Tabular, Loggable):
         return dict(json.loads(render_json(self)))
 
     def to_log(self) -> Log:
-        """Return what trackers of experiments show: verdict, figures and reports, and the pictures that speak most."""
+        """Return what trackers of experiments show: verdict, figures and reports, and the worst pictures."""
         return logged(self)
 
     @property

@@ -660,11 +660,11 @@ class Explanation(Loggable):
         """Return the row in a tracker's table: the picture, the heat on it, and what is explained.
 
         Args:
-            **drawing: the arguments of ``overlay``, whose style and size do not count.
+            **drawing: the arguments of ``overlay``; ``style`` and ``max_side`` are ignored.
         """
         row: dict[str, Any] = {"source": self.source}
         if self.heatmap.ndim > 1:
-            drawing |= {"style": "overlay", "max_side": 384}  # small enough for a table of some hundred pictures
+            drawing |= {"style": "overlay", "max_side": 384}  # small enough for a table of hundreds of pictures
             row |= {"picture": self.overlay(**drawing | {"alpha": 0.0}), "heat": self.overlay(**drawing)}
         return row | {name: getattr(self, name) for name in ("label", "probability", "layer", "method", "status")}
 

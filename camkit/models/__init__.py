@@ -128,7 +128,7 @@ def load_model(
         text: the classes of a CLIP-like model, one text per class.
         output: which of several outputs holds the scores: its key, its attribute, or its index, from 0.
         boxes: for a detector that returns raw outputs, such as an ONNX file: "nanodet", "yolo" (v5 and later) or
-            "yolox", which says how they are read, and how a file's pictures are prepared.
+            "yolox". It decides how camkit decodes them, and how it prepares pictures for a file.
         activation: what turns the scores into probabilities: "softmax", "sigmoid" for classes that do not exclude each
             other, or "none". None takes what the model's configuration says, else softmax, or sigmoid for one score.
         trainable: keep ``requires_grad`` as the model sets it. By default it is switched off, as explaining needs none.

@@ -1,4 +1,4 @@
-"""Reads boxes out of the raw outputs of detectors, whose libraries decode them outside the network."""
+"""Decodes the raw outputs of detectors whose libraries do this outside the network."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from camkit.errors import ModelError, as_error, brief
 def yolo(outputs: Sequence[Tensor], _: Sequence[int], classes: int | None) -> dict[str, Tensor]:
     """Decode ultralytics' ``output0``: (N, 4 + classes + more, A), or (N, A, 5 + classes) of YOLOv5 to v7.
 
-    The rows are the middles, sides and probabilities, in YOLOv5 to v7 first that of any object. Networks without
-    suppression (YOLOv10, YOLO26) return (N, A, 6): corners, the score and the number of the best class.
+    A row is a box's middle, its sides and the probability of each class; in YOLOv5 to v7, that of any object comes
+    before these. Networks without suppression (YOLOv10, YOLO26) return (N, A, 6): corners, the score and the number of
+    the best class.
     """
     rows = outputs[0]
     if rows.shape[2] == 6 and not bool((rows[..., 5] % 1).any()):
@@ -75,7 +76,7 @@ def _cells(rows: Float[Tensor, "n a k"], size: Sequence[int]) -> tuple[Float[Ten
         cells = torch.cat([torch.cartesian_prod(*each) for each in axes]).to(rows)
         if len(cells) == rows.shape[1]:
             return cells[:, :2].flip(1), cells[:, 2:]
-    raise ModelError(f"{rows.shape[1]} boxes are not one for each cell of the strides 8, 16, 32 and perhaps 64")
+    raise ModelError(f"expected a box for each cell of the strides 8, 16, 32 and perhaps 64, not {rows.shape[1]} boxes")
 
 
 DETECTORS: dict[str, tuple[Callable[..., dict[str, Tensor]], float, dict[str, Any]]] = {
@@ -114,10 +115,10 @@ def read(
 
 
 def _remaining(found: dict[str, Tensor], overlap: float) -> dict[str, Tensor]:
-    """Return the boxes that remain of all of a picture where they overlap, beside these."""
+    """Return the boxes of a picture that remain after suppression, beside all its boxes."""
     best, labels = found["all_scores"].max(1)  # each box's best class
     corners = found["all_boxes"].detach()  # moved, since batched_nms mixes up the classes of negative ones
-    kept = batched_nms(corners - corners.amin(), best.detach(), labels, overlap)[:300]  # as many as ultralytics
+    kept = batched_nms(corners - corners.amin(), best.detach(), labels, overlap)[:300]  # ultralytics' limit
     chosen = {name: found[f"all_{name}"][kept] for name in ("boxes", "objectness") if f"all_{name}" in found}
     chosen["logits"] = found["all_logits"][kept, labels[kept]]
     return {**found, **chosen, "scores": best[kept], "labels": labels[kept]}
@@ -145,7 +146,7 @@ def letterboxed(
 
     Args:
         picture: the picture.
-        size: the most rows and columns.
+        size: the largest height and width.
         step: the sides become the next multiples of this; with 0, the size.
         grey: the colour of the margins, from 0 to 255.
         centred: whether they are on all sides, or at the bottom and right.

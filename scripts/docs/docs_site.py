@@ -84,7 +84,7 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
 
 def docstrings(names: re.Match[str]) -> str:
-    """Return the directives of mkdocstrings for a list of names; arguments join a class that users make."""
+    """Return the directives of mkdocstrings for a list of names; a class that users make shows its arguments."""
     level = 3 if "\n## " in names.string[: names.start()] else 2
     return "".join(
         f"\n::: camkit.{name}\n    options:\n      heading_level: {level}\n"

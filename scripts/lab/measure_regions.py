@@ -1,4 +1,4 @@
-"""Measure masks from boxes: how well they fit outlined animals, and what the check then says of networks.
+"""Measure masks from boxes: how well they fit outlined animals, and which verdicts the check gives with them.
 
     python -m scripts.lab.measure_regions --data DATA --state regions-lab/ --markdown scripts/results/regions.md
 
