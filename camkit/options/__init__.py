@@ -259,7 +259,7 @@ class Against(_Table):
     ] = None
     against_weights: Annotated[
         str | None,
-        Option("The second model's weights. Without --against, it is the network of --model.", "FILE"),
+        Option("The weights of the second model; without --against, it is the network of --model.", "FILE"),
     ] = None
 
 
