@@ -312,4 +312,5 @@ def _numbers_of(mask: Any) -> Integer[np.ndarray, "*k h w"]:
     """Return a mask as whole numbers, without an axis of one channel."""
     if isinstance(mask, Image.Image):
         return mask_numbers(mask)
-    return np.rint(np.squeeze(np.asarray(mask, float))).astype(int)
+    numbers: np.ndarray = np.rint(np.squeeze(np.asarray(mask, float))).astype(int)
+    return numbers
