@@ -231,7 +231,7 @@ class Progress:
             say(f"{finished:,} pictures" + ("" if total is None else f" of {total:,.0f}"))
 
 
-def _report(rows: Run, job: Job, progress: Progress, events: Any, logged: list[tuple[str, Written]]) -> int:
+def _report(rows: Run, job: Job, progress: Progress, events: Any, logged: list[tuple[str, dict[str, Any]]]) -> int:
     """Print each row when it is finished, above a progress bar if there are many; return the exit code.
 
     With ``--log-to``, the first rows are added to ``logged``, each with its tag; those of videos are left out. If the
@@ -249,7 +249,7 @@ def _report(rows: Run, job: Job, progress: Progress, events: Any, logged: list[t
                 if not isinstance(row, Failure) and row.video is None:
                     tag = f"explain/{row.name.with_suffix('').as_posix()}"
                     if results.log_to and len(logged) < 200:  # the help names this number
-                        logged.append((tag, row))
+                        logged.append((tag, row.explanation.logged(**row.drawing)))
                     try:
                         if events is not None and unwritten is None:
                             camkit.tensorboard.write_explanation(row.explanation, events, tag=tag, **row.drawing)
@@ -415,11 +415,10 @@ def explain(
         rows = Run(loaded, job, elsewhere=None if cluster is None else cluster.explain)
         events = stack.enter_context(events_into(results.tensorboard))
         log = None if results.log_to is None else find_tracker(results.log_to)
-        logged: list[tuple[str, Written]] = []
+        logged: list[tuple[str, dict[str, Any]]] = []
         code = _report(rows, job, progress, events, logged)
         if log is not None:
-            table = [(tag, row.explanation.logged(**row.drawing)) for tag, row in logged]
-            log(Log("explanations", pictures=table), None)
+            log(Log("explanations", pictures=logged), None)
         if rows.videos and (bundled or results.tensorboard):
             say("--bundle and --tensorboard leave out videos and animated pictures")
         return code

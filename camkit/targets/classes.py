@@ -555,7 +555,8 @@ def fixed_target(target: Target, scored: Scores) -> Target:
     if scored.boxes is not None:
         (corners,) = scored.boxes
         assert corners is not None
-        return SameBoxTarget(corners, None if scored.indices is None else scored.indices[0])
+        label = None if scored.indices is None else scored.indices[0]
+        return SameBoxTarget(corners, label, missed=scored.missed not in (None, (None,)))
     if scored.indices is None or (isinstance(target, SegmentTarget) and target.mask is not None):
         return target
     if scored.rivals is not None:

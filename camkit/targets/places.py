@@ -218,8 +218,8 @@ class BoxAtTarget(OnPicture):
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the score of the box for each image, and what keeps a candidate from being found."""
-        rows = []
-        for found, ((x, y),) in zip(boxes_in(output, batch), self.on_input or (self.points,) * batch, strict=True):
+        rows, of_pictures = [], boxes_in(output, batch)
+        for found, ((x, y),) in zip(of_pictures, self.on_input or (self.points,) * batch, strict=True):
             chosen, here = found, self._around(found, x, y)
             is_found = bool((found["scores"][here] > self.threshold).any())
             if not is_found and self.part is None:
@@ -229,7 +229,9 @@ class BoxAtTarget(OnPicture):
             rows.append((chosen, here, missed))
         images, around, reasons = zip(*rows, strict=True)
         what = "" if self.label is None else f"of {self._name(self.label)!r} "
-        what += f"around the point {self.words} (torchvision's return none below their score_thresh; set it to 0)"
+        what += f"around the point {self.words}"
+        if any("all_boxes" not in found for found in of_pictures):
+            what += " (torchvision's detectors return none below their score_thresh; set it to 0)"
         return replace(ranked_box(images, eligible=around, what=what, part=self.part), missed=reasons)
 
     def _name(self, label: int | str) -> str:
@@ -253,13 +255,14 @@ class BoxAtTarget(OnPicture):
         winner, share = int(rivals.argmax()), shares[number].item()
         overlaps = _overlaps(found, chosen["boxes"][number].tolist()) * found["labels"].eq(label)
         other = int(overlaps.argmax())
-        reasons = {
-            f"; {self._name(winner)} wins with {rivals[winner].item():.2f}": winner != label,
-            f"; a {name} box with {found['scores'][other].item():.2f} suppresses it, as they overlap by "
-            f"{overlaps[other].item():.0%}": not is_low,
-            f"; the class alone has {score / share:.2f}, objectness only {share:.2f}": score / share > self.threshold,
-        }
-        return said + next((reason for reason, holds in reasons.items() if holds), "")
+        if winner != label:
+            return f"{said}; {self._name(winner)} wins with {rivals[winner].item():.2f}"
+        if not is_low:
+            strength, overlap = found["scores"][other].item(), overlaps[other].item()
+            return f"{said}; a {name} box with {strength:.2f} suppresses it, as they overlap by {overlap:.0%}"
+        if score > self.threshold * share:
+            return f"{said}; the class alone has {score / share:.2f}, objectness only {share:.2f}"
+        return said
 
 
 def candidates(found: Detections, label: int | str | None) -> Detections:
@@ -291,16 +294,18 @@ class SameBoxTarget(Target):
     Attributes:
         corners: that box (left, top, right, bottom) in pixels of the input.
         label: its class; None if the boxes have no classes.
+        missed: whether the detector does not find the box; then all boxes that it weighs may match.
     """
 
     corners: tuple[float, ...]
     label: int | None
+    missed: bool = False
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the match for each image; 0 if no box overlaps."""
         values: list[Tensor] = []
         for found in boxes_in(output, batch):
-            detections = candidates(found, self.label)  # the box need not be found
+            detections = candidates(found, self.label) if self.missed else found
             alike = detections["scores"].float() * _overlaps(detections, self.corners)
             if self.label is not None:
                 alike = alike * detections["labels"].eq(self.label)

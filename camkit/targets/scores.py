@@ -159,6 +159,7 @@ class Scores:
             None if self.indices is None else self.indices[place : place + 1],
             classes=self.classes,
             boxes=None if self.boxes is None else self.boxes[place : place + 1],
+            missed=None if self.missed is None else self.missed[place : place + 1],
             cells=None if self.cells is None else self.cells[place : place + 1].to("cpu", copy=True),
             rivals=None if self.rivals is None else self.rivals[place : place + 1],
         )

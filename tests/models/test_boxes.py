@@ -6,6 +6,7 @@ import importlib
 import json
 import lzma
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from camkit.cli import main
 from camkit.errors import InputError
 from camkit.models import load_model
 from camkit.models.boxes import nanodet, yolo
+from camkit.targets.classes import fixed_target
 
 PLANE = camkit.scenes.scene_paths()["plane-sky"]
 exported = pytest.mark.filterwarnings("ignore")  # what exporters and converters deprecate
@@ -217,6 +219,31 @@ def test_a_missed_object_is_explained_with_what_keeps_it_from_being_found(scores
     assert missed.status == covered.status == "ok"
     with refused("found none around the point 1,90", InputError):
         camkit.explain(net, picture, target=targets.box_at(1, 90), **options)
+
+
+def test_all_candidates_match_only_a_box_that_is_not_found():
+    found = {"boxes": torch.tensor([[0.0, 0, 10, 10]]), "scores": torch.tensor([0.6]), "labels": torch.tensor([0])}
+    others = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 8]])
+    output = [
+        found | {"all_boxes": others, "all_scores": torch.tensor([[0.6], [0.9]]), "all_logits": torch.zeros(2, 1)}
+    ]
+    scored = targets.box(0)(output, 1)
+
+    assert fixed_target(targets.box(0), scored)(output, 1).values.tolist() == pytest.approx([0.6])
+    missed = fixed_target(targets.box_at(5, 5), replace(scored, missed=("not found",)))
+    assert missed(output, 1).values.tolist() == pytest.approx([0.9 * 0.8])
+
+
+def test_a_candidate_without_any_objectness_is_missed_for_its_score():
+    rows = torch.tensor([[[60.0, 50, 30, 30, 0.0, 0.1, 0.9], *[[0.0] * 7] * 11]])
+
+    class Rows(nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return rows
+
+    output = camkit.models.detecting(Rows(), "yolo", ["cat", "dog"])(torch.zeros(1, 3, 96, 96))
+    missed = targets.box_at(60, 50).bind(("cat", "dog"), None)(output, 1).missed
+    assert missed == ("not found: cat scores 0.00 here, below the threshold of 0.5",)
 
 
 @exported
