@@ -20,9 +20,9 @@ from camkit.background.outlines import GRABCUT, PAGE
 from camkit.background.rule import said
 from camkit.cli.explain import actors_of, events_into, load, on_cluster, refuse_existing
 from camkit.cli.options import OptionalModel
-from camkit.cli.terminal import TALK, emit, print_table, printer, say, stages
+from camkit.cli.terminal import TALK, emit, fail, print_table, printer, say, stages
 from camkit.demo.scenes import labelled_scenes
-from camkit.errors import InputError, printable
+from camkit.errors import InputError, OutputError, printable
 from camkit.images.files import check_folder, refuse_address, refuse_input, write_file
 from camkit.models import DEMO_MODELS, load_model
 from camkit.options import Data, Model
@@ -65,7 +65,12 @@ def check(data: Path | None, *, source: Model, ray: bool | str, **tables: Any) -
         if settings.run.card is not None:
             say(f"wrote {printable(str(settings.run.card))}")
         if log is not None:
-            log(result.to_log(), None)
+            try:
+                log(result.to_log(), None)
+            except OutputError as error:
+                if not result.exit_code():
+                    raise
+                fail(str(error))  # the verdict's own exit code stays
     return result.exit_code()
 
 

@@ -145,13 +145,16 @@ def test_what_is_not_there_is_one_sentence_before_anything_is_computed(tmp_path,
     assert not (tmp_path / "out").exists()
 
 
-def test_a_tracker_that_refuses_is_an_error_and_the_reports_stay(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("inconclusive", "code"), [("pass", OutputError.exit_code), ("fail", 3)])
+def test_a_tracker_that_refuses_is_an_error_and_reports_and_verdict_stay(
+    tmp_path, monkeypatch, capsys, inconclusive, code
+):
     def refuse(library, log, files, step):
         raise ConnectionError(f"{library.__name__} {step} {len(list(Path(files).iterdir()))}")
 
     monkeypatch.setitem(TRACKERS, "mine", (refuse, "json", "json"))
     data = camkit.scenes.write_scenes(tmp_path / "scenes", 2)
-    code = main(["check", str(data), "--model", "demo-fair", "-o", str(tmp_path / "out"), "--log-to", "mine", "-q"])
-    assert code == OutputError.exit_code
+    options = ["--inconclusive", inconclusive, "-o", str(tmp_path / "out"), "--log-to", "mine", "-q"]
+    assert main(["check", str(data), "--model", "demo-fair", *options]) == code
     assert "mine did not take the results: json None 5\n" in capsys.readouterr().err
     assert (tmp_path / "out/report.html").exists()
