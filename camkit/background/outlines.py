@@ -207,9 +207,9 @@ def _answered(model: LoadedModel, picture: Image.Image, name: str, places: CropB
 
 def _detected(model: LoadedModel, threshold: float, prepared: Prepared, output: Any) -> list[ObjectAnnotation]:
     if prepared.picture is None:  # its crop box is unknown
-        unknown = "camkit cannot follow the detector's boxes back to the picture, because the detector's preprocessing does"
+        why = "because the model's preprocessing does more than resize, crop, pad and change colours"
         instead = advice("regions=...", "--regions PATH")
-        raise ImageError(f"{unknown} more than resize, crop, pad and change colours; give the boxes with {instead}")
+        raise ImageError(f"camkit cannot follow the detector's boxes to the picture, {why}; give boxes with {instead}")
     (found,) = boxes_in(output, 1)
     objects = []
     for number in torch.nonzero(found["scores"] > threshold).flatten().tolist():
@@ -337,7 +337,7 @@ def _page(content: dict[str, Any], root: Path) -> str:
             cards=cards,
             content=content,
             data=root.name,
-            quoted=shlex.quote(root.name),
+            quoted=shlex.quote(root.name or "."),
             made=digest(json.dumps(content))[:12],
             script=Markup(script),
             script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
