@@ -13,6 +13,7 @@ import itertools
 import json
 import math
 import os
+import shlex
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -57,6 +58,7 @@ from camkit.kit.wording import VERSION, share
 from camkit.models import as_model, device_of, dtype_of
 from camkit.models.loaded import Loadable, LoadedModel
 from camkit.targets.places import best_masks, boxes_in
+from camkit.targets.scores import label_of, number_from_0
 from camkit.types import Box, Pixels
 
 COCO_FILE, PAGE = "instances.json", "regions.html"
@@ -115,12 +117,14 @@ def regions(
         InputError: there are no boxes.
         ModelError: a model cannot be loaded.
         OutputError: a file cannot be written.
+        TargetError: the threshold is not from 0 to 1.
 
     Examples:
         >>> import camkit  # doctest: +SKIP
         >>> masks = camkit.regions("photos/", regions="boxes.csv")  # doctest: +SKIP
         >>> camkit.check("resnet50", "photos/", regions=masks)  # doctest: +SKIP
     """
+    threshold = number_from_0(threshold, "the threshold is the score above which a box counts, from 0 to 1", 1)
     data, out = Path(data), Path(out)
     table = data if data.suffix in (".yaml", ".yml") else None
     root = pictures_of(table) if table else data.parent if data.is_file() else data
@@ -169,10 +173,9 @@ def regions(
         content = _coco([row for row in rows if row.objects])
         if not content["annotations"]:
             raise InputError(f"no picture has a box that can be used: {[*errors, 'none was found'][0]}")
-        page = _page(content, root)
         set_aside(out, [COCO_FILE, PAGE])
-        write_file(out / COCO_FILE, json.dumps(content).encode())
-        write_file(out / PAGE, page.encode())
+        write_file(out / COCO_FILE, json.dumps(content).encode())  # first, so that a page that fails loses no mask
+        write_file(out / PAGE, _page(content, root).encode())
         journal.delete()
     return out / COCO_FILE
 
@@ -203,11 +206,15 @@ def _answered(model: LoadedModel, picture: Image.Image, name: str, places: CropB
 
 
 def _detected(model: LoadedModel, threshold: float, prepared: Prepared, output: Any) -> list[ObjectAnnotation]:
+    if prepared.picture is None:  # its crop box is unknown
+        why = "because the model's preprocessing does more than resize, crop, pad and change colours"
+        instead = advice("regions=...", "--regions PATH")
+        raise ImageError(f"camkit cannot follow the detector's boxes to the picture, {why}; give boxes with {instead}")
     (found,) = boxes_in(output, 1)
     objects = []
     for number in torch.nonzero(found["scores"] > threshold).flatten().tolist():
         label = int(found["labels"][number]) if "labels" in found else None
-        name = "" if label is None else model.labels[label] if model.labels else str(label)
+        name = "" if label is None else label_of(label, model.labels) or str(label)
         corners, size = tuple(found["boxes"][number].tolist()), tuple(prepared.tensor.shape[1:])
         objects.append(ObjectAnnotation(name, box_on_picture(corners, prepared, size)))
     return objects
@@ -323,13 +330,14 @@ def _page(content: dict[str, Any], root: Path) -> str:
         cards += [_card(names[image], pixels, each) for each in cut if pixels is not None]
     cards.sort(key=lambda card: card["fit"])
     environment = templates("camkit.background.report")
-    environment.filters |= {"address": functools.partial(as_address, kind="jpeg"), "share": share}
+    environment.filters["share"] = share
     script = str(environment.get_template("regions.js").render())
     return str(
         environment.get_template("regions.html").render(
             cards=cards,
             content=content,
             data=root.name,
+            quoted=shlex.quote(root.name or "."),
             made=digest(json.dumps(content))[:12],
             script=Markup(script),
             script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -359,7 +367,8 @@ def _card(name: str, pixels: Pixels, made: dict[str, Any]) -> dict[str, Any]:
         "id": made["id"],
         "name": name,
         "category": made["category"],
-        "picture": shown,
+        "picture": as_address(shown, kind="jpeg"),
+        "size": shown.shape[:2],
         "outline": " ".join("M" + " ".join(map(str, points.ravel())) + "Z" for points in outlines),
         "box": corners,
         "share": made["area"] / (width * height),

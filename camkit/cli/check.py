@@ -19,7 +19,7 @@ from camkit.background.mend import check_before, export_composites, mended, noth
 from camkit.background.outlines import GRABCUT, PAGE
 from camkit.background.rule import said
 from camkit.cli.explain import actors_of, events_into, load, on_cluster, refuse_existing
-from camkit.cli.options import OptionalModel
+from camkit.cli.options import Detector, OptionalModel
 from camkit.cli.terminal import TALK, emit, fail, print_table, printer, say, stages
 from camkit.demo.scenes import labelled_scenes
 from camkit.errors import InputError, OutputError, printable
@@ -104,13 +104,10 @@ def init(data: Path | None, *, source: OptionalModel, file: Path, overwrite: boo
         printer().print("\n".join(map(printable, lines)), markup=False)
 
 
-def regions(
-    data: Path, *, boxes_of: str | None, by: str, device: str | None, trust_remote_code: bool, **given: Any
-) -> None:
+def regions(data: Path, *, source: Detector, by: str, **given: Any) -> None:
     """Outline the objects in boxes; ``given`` goes to ``camkit.regions``."""
-    load_named = functools.partial(load_model, device=device, trust_remote_code=trust_remote_code)
-    detector = None if boxes_of is None else load_named(boxes_of)
-    outliner = by if by == GRABCUT else load_named(by)
+    detector = None if source.name is None else load(source)
+    outliner = by if by == GRABCUT else load_model(by, device=source.device, trust_remote_code=source.trust_remote_code)
     with stages() as progress:
         told = functools.partial(progress, "outlines")
         file = camkit.regions(data, boxes_of=detector, by=outliner, progress=told, **given)

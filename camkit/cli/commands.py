@@ -19,6 +19,7 @@ from camkit.cli.options import (
     RUN,
     TARGET,
     Common,
+    Detector,
     OptionalModel,
     Ray,
     TargetOptions,
@@ -95,11 +96,9 @@ def regions(
     data: Annotated[Path, Parameter(group=DATA)],
     *,
     regions: Annotated[Path | None, Parameter(group=DATA, metavar="PATH")] = None,
-    boxes_of: Annotated[str | None, Parameter(group=MODEL, metavar="NAME")] = None,
+    source: Detector = Detector(),
     threshold: Annotated[float, Parameter(group=MODEL, metavar="SCORE")] = 0.5,
     by: Annotated[str, Parameter(group=METHOD, metavar="NAME")] = "grabcut",
-    device: Annotated[str | None, Parameter(alias="-d", group=MODEL, metavar="NAME")] = None,
-    trust_remote_code: Annotated[bool, Parameter(group=MODEL, negative=(), show_default=False)] = False,
     out: Annotated[Path, Parameter(alias="-o", group=OUTPUT, metavar="FOLDER")] = Path("camkit-regions"),
     resume: Annotated[bool, Parameter(group=RUN, negative=(), show_default=False)] = False,
     quiet: Annotated[bool, Parameter(alias="-q", negative=(), group=GENERAL, show_default=False)] = False,
@@ -112,11 +111,8 @@ def regions(
     Args:
         data: A folder of pictures, a table in such a folder, or the data.yaml of a YOLO data set.
         regions: The file or folder with the boxes. Without it, camkit searches beside the pictures.
-        boxes_of: Outline what this detector finds; name it as for --model of the other commands.
         threshold: The score above which a box of the detector counts.
         by: grabcut, which needs no model, or a network that takes boxes, such as hf:facebook/sam-vit-base.
-        device: cpu, cuda, cuda:1 or mps. Default: the first of CUDA, MPS and CPU.
-        trust_remote_code: Run the code that comes with a model. By default, it is refused.
         out: The folder for both files.
         resume: Continue an interrupted run.
         quiet: Print only errors.

@@ -487,6 +487,7 @@ def _against(
     options = {name: value for name, value in how.of_maps().items() if name not in ("layer", "draft")}
     options |= {"target_layer": how.layer, "target": target[0] if target else None, "names": names}
     with stages() as progress:
+        progress("comparing", 0, len(places))
         options["progress"] = functools.partial(progress, "comparing")
         found = camkit.compare_models(models[0], models[1], list(places), **options)
     if not TALK.quiet:

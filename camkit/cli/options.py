@@ -53,6 +53,17 @@ class OptionalModel(options.Model):
     """A model that need not be named."""
 
 
+class Detector(options.Model):
+    """The detector whose boxes ``camkit regions`` outlines."""
+
+    name: Annotated[
+        str | None,
+        options.Option(
+            "Outline what this detector finds; name it as for --model of the other commands.", "NAME", name="boxes-of"
+        ),
+    ] = None
+
+
 @Parameter(name="*", group=GENERAL)
 @dataclass(frozen=True, kw_only=True)
 class Common:
@@ -297,6 +308,7 @@ def _converted(parser: Callable[[str, str], Any], name: str, _: Any, tokens: Seq
 _IN_SHELL: dict[type, type] = {
     options.Model: _in_shell(options.Model, MODEL),
     OptionalModel: _in_shell(OptionalModel, MODEL),
+    Detector: _in_shell(Detector, MODEL),
     options.Against: _in_shell(options.Against, MODEL),
     options.Explain: _in_shell(options.Explain, METHOD),
     options.Results: _in_shell(options.Results, OUTPUT),

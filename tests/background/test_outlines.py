@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,8 +114,8 @@ def test_coco_tools_read_the_objects_that_were_drawn(folder: Path, written: Call
 def test_an_object_that_is_not_found_has_the_ellipse_and_an_outline_stays(folder: Path):
     # A plain part of the picture shows no object, and a box over all of it leaves no background.
     Image.new("RGB", SIZE, "grey").save(folder / "c.png")
-    corners = [20, 15, 80, 15, 20, 75]
-    rows: list[dict[str, Any]] = [{"bbox": [20, 15, 60, 60], "segmentation": [corners]}, {"bbox": [0, 0, *SIZE]}]
+    corners = [0, 0, 60, 0, 0, 60]  # from the first pixel on, so that the mask's first run has no pixel
+    rows: list[dict[str, Any]] = [{"bbox": [0, 0, 60, 60], "segmentation": [corners]}, {"bbox": [0, 0, *SIZE]}]
     sides = {"width": SIZE[0], "height": SIZE[1]}
     images = [{"id": number, "file_name": name, **sides} for number, name in ((1, "a.png"), (2, "c.png"))]
     annotations = [{"id": number, "image_id": 1, "category_id": 1, **row} for number, row in enumerate(rows)]
@@ -138,6 +139,10 @@ class Fixed(nn.Module):
         return [{"boxes": boxes, "labels": labels, "scores": scores} for _ in pictures]
 
 
+def interrupt(*_: int) -> None:
+    raise KeyboardInterrupt
+
+
 HALF = v2.Compose([v2.ToImage(), v2.Resize((60, 80)), v2.ToDtype(torch.float32, scale=True)])
 
 
@@ -151,6 +156,19 @@ def test_the_boxes_of_a_detector_are_outlined(folder: Path):
     assert found == ["red", "blue"]
     for each, (_, box) in zip(coco.anns.values(), ELLIPSES["a.png"], strict=True):
         assert overlap(coco.annToMask(each).astype(bool), true_mask(box)) > 0.9
+    run = functools.partial(camkit.regions, folder, out=folder.parent / "out")
+    few = dataclasses.replace(detector, labels=("nothing", "red"))
+    assert [each["name"] for each in COCO(run(boxes_of=few)).cats.values()] == ["2", "red"]
+    with refused("from 0 to 1, not 7", TargetError):
+        run(boxes_of=detector, threshold=7)
+    with pytest.raises(KeyboardInterrupt):
+        run(boxes_of=detector, progress=interrupt)
+    with refused("detector", InputError):
+        run(boxes_of=detector, threshold=0.2, resume=True)
+    turned = dataclasses.replace(detector, preprocess=lambda picture: HALF(picture.rotate(3)))
+    unknown = "a.png: camkit cannot follow the detector's boxes to the picture"
+    with refused(unknown, InputError), pytest.warns(UserWarning, match=unknown):
+        run(boxes_of=turned)
     with refused("such as SAM", TargetError), pytest.warns(UserWarning, match="3 annotated pictures, 1 of them found"):
         camkit.regions(folder, regions=as_csv(folder), by=detector, out=folder.parent / "out")
 
@@ -189,6 +207,66 @@ def test_the_shell_outlines_and_says_what_is_missing(folder: Path, capsys: pytes
     for arguments in ([folder / "sub"], [folder / "none"], [folder, "--by", "no.pt2"], [folder, "--boxes-of", "x"]):
         assert main(["regions", *map(str, arguments), "--out", str(out)]) == 2
         assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_shell_names_the_classes_and_the_size_of_a_detector(folder: Path):
+    (labels := folder.parent / "labels.txt").write_text("nothing\nred\nblue")
+    typed = ["--boxes-of", f"{__file__}:Fixed", "--size", "60x80", "--labels", str(labels)]
+    typed += ["--mean", "0,0,0", "--std", "1,1,1"]
+    assert main(["regions", str(folder), *typed, "--out", str(folder.parent / "out")]) == 0
+    coco = COCO(folder.parent / "out/instances.json")
+    assert [each["name"] for each in coco.cats.values()] == ["blue", "red"]
+    assert coco.anns[1]["bbox"] == pytest.approx([20, 15, 60, 60])
+
+
+def test_the_same_box_gets_the_same_outline(folder: Path):
+    clouds = np.random.default_rng(0).integers(0, 256, (3, 4, 3), np.uint8)
+    Image.fromarray(clouds).resize(SIZE).save(folder / "c.png")
+    boxes = write_boxes(folder.parent / "boxes.csv", [("c.png", name, 60, 10, 110, 100) for name in "abc"])
+    first, *others = COCO(camkit.regions(folder, regions=boxes, out=folder.parent / "out")).anns.values()
+    assert first["from_box"] == "cut"
+    assert [each["segmentation"] for each in others] == [first["segmentation"]] * 2
+
+
+def test_a_page_that_fails_loses_no_mask_and_holds_small_pictures(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    Image.new("RGB", SIZE, "grey").save(folder / "c.png")
+    boxes = write_boxes(folder.parent / "boxes.csv", [("c.png", str(name), 60, 10, 110, 100) for name in range(100)])
+    out = folder.parent / "out"
+    tracemalloc.start()
+    camkit.regions(folder, regions=boxes, out=out)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 15e6  # the pixels of all parts on the page take 30 MB
+    whole = (out / "instances.json").read_bytes()
+    shutil.rmtree(out)
+
+    def fail(*_: object) -> str:
+        raise MemoryError
+
+    monkeypatch.setattr("camkit.background.outlines._page", fail)
+    with pytest.raises(MemoryError):
+        camkit.regions(folder, regions=boxes, out=out)
+    assert (out / "instances.json").read_bytes() == whole
+
+
+@pytest.mark.extended
+def test_a_page_without_outlines_of_boxes_answers_keys(folder: Path, browser: Browser):
+    made = camkit.regions(folder, regions=as_csv(folder), out=folder.parent / "out")
+    content = json.loads(made.read_text())
+    for each in content["annotations"]:
+        del each["from_box"]
+    made.write_text(json.dumps(content))
+    folder = folder.rename(folder.parent / "my data")
+    page = browser.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(camkit.regions(folder, regions=made, out=made.parent / "2").with_name("regions.html").as_uri())
+    assert page.locator("code").inner_text() == "camkit check 'my data' --regions instances.json"
+    for key in ("k", "d", "ArrowRight", "ArrowDown"):
+        page.keyboard.press(key)
+    with page.expect_download():
+        page.keyboard.press("s")
+    assert not errors
 
 
 @pytest.mark.extended

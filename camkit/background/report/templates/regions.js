@@ -60,7 +60,7 @@ const KEYS = {
 };
 addEventListener("keydown", (event) => {
   const act = KEYS[event.key.length === 1 ? event.key.toLowerCase() : event.key];
-  if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (!act || (!cards.length && act !== save) || event.ctrlKey || event.metaKey || event.altKey) return;
   event.preventDefault();
   act();
 });
