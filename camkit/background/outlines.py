@@ -126,6 +126,9 @@ def regions(
     """
     threshold = number_from_0(threshold, "the threshold is the score above which a box counts, from 0 to 1", 1)
     data, out = Path(data), Path(out)
+    for given in (data, regions):
+        if given is not None and not Path(given).exists():
+            raise InputError(f"{given} does not exist; name the pictures, and the file or folder with their boxes")
     table = data if data.suffix in (".yaml", ".yml") else None
     root = pictures_of(table) if table else data.parent if data.is_file() else data
     files = {file.relative_to(root).as_posix(): file for file in find_pictures([root], out)}

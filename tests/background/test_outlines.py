@@ -204,7 +204,8 @@ def test_the_shell_outlines_and_says_what_is_missing(folder: Path, capsys: pytes
     said = capsys.readouterr().err
     assert "outlined the object in 4 of 4 boxes" in said
     assert str(out / "regions.html") in said
-    for arguments in ([folder / "sub"], [folder / "none"], [folder, "--by", "no.pt2"], [folder, "--boxes-of", "x"]):
+    wrong = ["--by", "no.pt2"], ["--boxes-of", "x"], ["--regions", "nope.csv"]
+    for arguments in ([folder / "sub"], [folder / "none"], *([folder, *options] for options in wrong)):
         assert main(["regions", *map(str, arguments), "--out", str(out)]) == 2
         assert capsys.readouterr().err.count("\n") == 1
 
@@ -292,6 +293,7 @@ def test_what_a_person_chooses_on_the_page_reaches_the_check(tmp_path: Path, bro
     for key in ("d", "b", "k", "ArrowRight", "d", "ArrowLeft", "k"):
         page.keyboard.press(key)
     page.reload()  # the browser remembers
+    assert page.locator("[aria-current]").get_attribute("data-id") == str(shown[3])  # the first without a choice
     page.locator("button[value=drop]").nth(5).click()
     counts = [page.locator(f"#{choice}").inner_text() for choice in ("keep", "box", "drop")]
     assert counts == [str(len(shown) - 3), "1", "2"]

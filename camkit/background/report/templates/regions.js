@@ -73,4 +73,7 @@ cards.forEach((card, number) => {
   }));
 });
 document.getElementById("save").addEventListener("click", save);
-show();
+// After a reload, the first outline that nobody looked at is the current one, where the browser shows it.
+history.scrollRestoration = "manual";
+const next = cards.findIndex((card) => !(card.dataset.id in choices));
+if (next > 0) go(next); else show();
