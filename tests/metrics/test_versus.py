@@ -129,7 +129,9 @@ def test_a_picture_without_a_box_is_named_and_the_others_are_compared() -> None:
 def test_maps_on_inputs_whose_place_is_unknown_are_compared_only_if_both_are() -> None:
     network = Net(lambda net, images: net.body(images).mean((2, 3)), body=torch.nn.Conv2d(3, 3, 8, 8))
     placed, turned = (
-        camkit.Explainer(network, preprocess=lambda picture, turn=turn: to_tensor(picture.rotate(turn).resize((64, 64))))
+        camkit.Explainer(
+            network, preprocess=lambda picture, turn=turn: to_tensor(picture.rotate(turn).resize((64, 64)))
+        )
         for turn in (0, 90)
     )
     picture = np.asarray(Image.open(PLANE).resize((300, 200)))

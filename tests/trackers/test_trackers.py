@@ -157,7 +157,7 @@ def test_what_is_not_there_is_one_sentence_before_anything_is_computed(tmp_path,
 
 def test_a_tracker_that_refuses_is_an_error_and_the_reports_stay(tmp_path, monkeypatch, capsys):
     def refuse(library, log, files, step):
-        print("of the library")
+        sys.stdout.write("of the library")
         raise ConnectionError(f"{library.__name__} {step} {len(list(Path(files).iterdir()))}")
 
     monkeypatch.setitem(TRACKERS, "mine", (refuse, "json", "json"))
