@@ -93,19 +93,32 @@ def plain_name(name: str) -> str:
 
 
 def to_mlflow(mlflow: Any, log: Log, files: str, step: int | None) -> None:
-    """Log with MLflow: texts as tags."""
-    values = {plain_name(name): value for name, value in log.values.items()}
+    """Log with MLflow: texts as tags. Names that become equal are numbered."""
+    values: dict[str, float | str] = {}
+    for name, value in log.values.items():
+        plain, number = plain_name(name), 1
+        while plain in values:
+            plain, number = f"{plain_name(name)} {number + 1}", number + 1
+        values[plain] = value
     with contextlib.nullcontext() if mlflow.active_run() else mlflow.start_run(run_name=f"camkit {log.name}"):
-        mlflow.log_params(log.settings)
         mlflow.set_tags({name: value for name, value in values.items() if isinstance(value, str)})
         mlflow.log_metrics({name: value for name, value in values.items() if not isinstance(value, str)}, step)
         mlflow.log_artifacts(files, log.name)
         if log.pictures:
             mlflow.log_table(log.columns(mlflow.Image), f"{log.name}/pictures.json")
+        mlflow.log_params(log.settings)  # last, since MLflow refuses other settings than those of an earlier result
 
 
 def to_wandb(wandb: Any, log: Log, files: str, step: int | None) -> None:
-    """Log with Weights & Biases."""
+    """Log with Weights & Biases.
+
+    Raises:
+        InputError: the run is further than ``step``.
+    """
+    if wandb.run and step is not None and step < wandb.run.step:
+        raise InputError(
+            f"W&B drops results of earlier steps: the run is at step {wandb.run.step}, not {step}; log at a later step"
+        )
     _to_run(wandb, wandb.run, log, files, step)
 
 
@@ -228,7 +241,10 @@ def find_tracker(name: str) -> Callable[[Log, int | None], None]:
     library = optional(module, f"logging to {name} needs the package {package}: pip install {package}")
 
     def log(result: Log, step: int | None) -> None:
-        refused = as_error(OutputError, lambda error: f"{name} did not take the results: {brief(error)}")
+        # The end of the library's message, such as MLflow's, may say what to do
+        refused = as_error(
+            OutputError, lambda error: f"{name} did not take the results: {' '.join(str(error).split())}"
+        )
         # What the libraries print does not belong to the results
         with refused, contextlib.redirect_stdout(sys.stderr), tempfile.TemporaryDirectory() as folder:
             for file, contents in result.files.items():

@@ -11,7 +11,7 @@ import yaml
 
 from camkit.background import report
 from camkit.background.effects import OVERALL, Effect
-from camkit.errors import InputError, as_error, brief
+from camkit.errors import InputError, as_error, as_markdown, brief
 from camkit.images.files import write_file
 from camkit.kit.wording import number
 
@@ -25,7 +25,7 @@ _BEGIN, _END = "<!-- camkit check -->", "<!-- end of camkit check -->"
 
 _METADATA = re.compile(r"\ufeff?\s*---\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
 
-_INDEX = re.compile(r"^model-index:.*\n(?:(?:\s|#.*\n)*^[ \t-].*\n)*", re.MULTILINE)
+_INDEX = re.compile(r"^([\"']?)model-index\1[ \t]*:.*\n(?:(?:\s|#.*\n)*^[ \t-].*\n)*", re.MULTILINE)
 """The lines of the results: blank lines and comments after them belong to the next key."""
 
 
@@ -36,7 +36,7 @@ def write_card(result: CheckResult, path: Path) -> Path:
         InputError: the card cannot be read.
         OutputError: the file cannot be written.
     """
-    name, data = result.plan.model.name, result.plan.data.root.name
+    name, data = result.plan.model.name, result.plan.data.root.resolve().name  # . has no name
     effects = {
         _title(effect): effect
         for own in result.judged.values()
@@ -53,7 +53,7 @@ def write_card(result: CheckResult, path: Path) -> Path:
         ],
     }
     section = report.filled("card.md", result=result, effects=effects, words=report, number=number)
-    card = read_card(path) or f"# {name}\n"
+    card = read_card(path) or f"# {as_markdown(name)}\n"
     write_file(path, updated(card, name, found, f"{_BEGIN}\n{section.strip()}\n{_END}").encode())
     return path
 
@@ -75,6 +75,8 @@ def read_card(path: Path) -> str:
     Raises:
         InputError: it cannot be read, or its metadata is not a table of YAML.
     """
+    if not path.absolute().parent.is_dir():
+        raise InputError(f"the folder of the model card {path} does not exist")
     with as_error(InputError, lambda error: f"the model card {path}, or its metadata, cannot be read: {brief(error)}"):
         card = path.read_bytes().decode() if path.exists() else ""
         updated(card, "", {}, "")

@@ -14,7 +14,7 @@ from PIL import Image
 
 from camkit.drawing import figure
 from camkit.drawing.text import PAPER, Canvas, fitting
-from camkit.errors import ImageError, TargetError, as_cell, printable
+from camkit.errors import ImageError, InputError, TargetError, as_cell, printable
 from camkit.explaining.explainer import Explainer
 from camkit.explaining.explanation import Explanation, finite_or_none
 from camkit.images.files import csv_line, write_file, write_picture
@@ -47,7 +47,7 @@ class HeatOfTwo:
     def heats(self) -> Float[np.ndarray, "2 h w"]:
         """Both heatmaps on the picture, 0..1, each divided by its maximum; zeros if there are not two on a picture."""
         first, second = self.maps
-        if first is None or second is None or (np.asarray(first.picture) != np.asarray(second.picture)).any():
+        if first is None or second is None or not np.array_equal(np.asarray(first.picture), np.asarray(second.picture)):
             return np.zeros((2, 1, 1), np.float32)
         return np.stack([first.heatmap_on_picture(), second.heatmap_on_picture()])
 
@@ -74,7 +74,7 @@ class HeatOfTwo:
     def draw(self, names: Sequence[str], colormap: str, alpha: float, scale: Scale) -> Pixels:
         """Draw both maps and their difference side by side, each with its caption below a name in its colour."""
         used: Any = [found for found in self.maps if found is not None] if scale == "shared" else "each"
-        difference = self.difference()
+        difference = figure.fitted(self.difference(), _SIDE)
         no_class = figure.Caption(self.label, ("", ""), ("The model has no such class.",))
         absent = figure.compose(difference, no_class, fixed=True)
         cells = [
@@ -173,7 +173,7 @@ def compare_models(
     *,
     target: int | str | None = None,
     names: Sequence[str] | None = None,
-    most: int = 12,
+    most: int = 4,
     progress: Progress | None = None,
     **options: Any,
 ) -> ModelComparison:
@@ -212,6 +212,7 @@ def compare_models(
     rows: list[dict[str, Any]] = []
     heats: dict[str, Sequence[HeatOfTwo]] = {}
     unreadable: dict[str, str] = {}
+    refused: InputError = ImageError("the list of pictures is empty")
     for number, picture in enumerate(images, start=1):
         source = str(picture) if isinstance(picture, (str, Path)) else f"picture {number}"
         try:
@@ -225,13 +226,13 @@ def compare_models(
                     2 if row["heat_in_common"] is None else row["heat_in_common"],
                 ),
             )
-        except ImageError as error:
-            unreadable[source] = str(error)
+        except (ImageError, TargetError) as error:  # a picture without a box, for example, has no target
+            unreadable[source], refused = str(error), error
         heats = {row["picture"]: heats[row["picture"]] for row in rows[:most]}
         if progress is not None:
             progress(number, len(images))
     if not rows:
-        raise ImageError(next(iter(unreadable.values()), "the list of pictures is empty"))
+        raise refused
     parts = [[(name, type(module)) for name, module in each.model.named_modules()] for each in both]
     return ModelComparison(first, tuple(rows), unreadable, second, parts[0] == parts[1], heats)
 
@@ -272,7 +273,8 @@ def _explained(explainer: Explainer, picture: Any, target: int | None = None) ->
     found = explainer(picture, target)
     if found.picture is None or found.heatmap.ndim != 2:
         raise ImageError("camkit compares two models only on grey or RGB pictures, and this input is neither")
-    small = figure.fitted(found.picture, _SIDE)
+    # Without a box, the picture is the model's input, which has the size of the heatmap
+    small = figure.fitted(found.picture, _SIDE) if found.box else np.asarray(found.picture)
     box = found.box and figure.scaled_box(found.box, found.picture.shape[:2], small.shape[:2])
     return replace(found, shown=Image.fromarray(small), box=box)
 

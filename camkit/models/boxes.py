@@ -25,15 +25,26 @@ def yolo(outputs: Sequence[Tensor], _: Sequence[int], classes: int | None) -> di
     the best class.
     """
     rows = outputs[0]
-    if rows.shape[2] == 6 and not bool((rows[..., 5] % 1).any()):
+    if _is_final(rows):
         best = nn.functional.one_hot(rows[..., 5].long(), classes or -1)
         return {"all_boxes": rows[..., :4], "all_scores": best * rows[..., 4:5]}
     has_objectness = rows.shape[1] > rows.shape[2]
     rows = rows if has_objectness else rows.mT
-    found = {"all_boxes": box_convert(rows[..., :4], "cxcywh", "xyxy"), "all_scores": rows[..., 4:][..., :classes]}
+    scores, rest = rows[..., 4 + has_objectness :].tensor_split([rows.shape[2] if classes is None else classes], -1)
+    # What may follow the classes, such as the weights of masks, are not probabilities
+    if rest.numel() and bool((rest >= 0).all()) and bool((rest <= 1).all()):
+        raise ModelError(
+            f"the network has {scores.shape[2] + rest.shape[2]} classes, but the number of labels is {classes}; "
+            "pass a label for each class"
+        )
+    found = {"all_boxes": box_convert(rows[..., :4], "cxcywh", "xyxy"), "all_scores": scores}
     if has_objectness:
-        found |= {"all_scores": rows[..., 4:5] * rows[..., 5:][..., :classes], "all_objectness": rows[..., 4]}
+        found |= {"all_scores": rows[..., 4:5] * scores, "all_objectness": rows[..., 4]}
     return found
+
+
+def _is_final(rows: Float[Tensor, "n a k"]) -> bool:
+    return rows.shape[2] == 6 and not bool((rows[..., 5] % 1).any())
 
 
 def yolox(outputs: Sequence[Tensor], size: Sequence[int], classes: int | None) -> dict[str, Tensor]:
@@ -110,6 +121,8 @@ def read(
     (decode, overlap, _), shapes = DETECTORS[kind], [tuple(output.shape) for output in outputs]
     with as_error(ModelError, lambda error: f"boxes={kind!r} cannot read outputs of shapes {shapes} ({brief(error)})"):
         found = decode(outputs, images.shape[2:], classes)
+        if kind == "yolo" and _is_final(outputs[0]):
+            overlap = 1.0  # the network itself chose these boxes
         found["all_logits"] = found["all_scores"].logit(torch.finfo(images.dtype).eps)
         return [_remaining({name: found[name][place] for name in found}, overlap) for place in range(len(images))]
 

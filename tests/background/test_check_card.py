@@ -1,6 +1,8 @@
 """The section and the metadata of a model card, read with YAML and with Hugging Face's own reader."""
 
 import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
@@ -36,10 +38,12 @@ def result(data):
     return camkit.check("demo-biased", data, config=OPTIONS)
 
 
-@pytest.mark.parametrize("newline", ["\n", "\r\n"])
-def test_only_the_own_results_and_the_own_section_are_replaced(result, tmp_path, newline):
+@pytest.mark.parametrize(
+    ("newline", "key"), [("\n", "model-index:"), ("\r\n", '"model-index":'), ("\n", "'model-index' :")]
+)
+def test_only_the_own_results_and_the_own_section_are_replaced(result, tmp_path, newline, key):
     card, effect = tmp_path / "README.md", result.judged[OVERALL].effects["gap"]
-    card.write_bytes(f"---\n{HEAD}---\n{BODY}".replace("\n", newline).encode())
+    card.write_bytes(f"---\n{HEAD}---\n{BODY}".replace("model-index:", key).replace("\n", newline).encode())
     for _ in range(2):  # the second time, its own results are there
         result.write_card(card)
         text = card.read_bytes().decode()
@@ -57,6 +61,17 @@ def test_only_the_own_results_and_the_own_section_are_replaced(result, tmp_path,
         assert gap["args"] == pytest.approx({"low": effect.low, "high": effect.high, "limit": 0.1}, abs=1e-6)
         assert f"| background gap | {effect.value:.2f} | {effect.low:.2f} to {effect.high:.2f} | 0.10 |" in section
         assert f"**{result.verdict}**" in section
+
+
+def test_a_new_card_shows_the_names_of_the_model_and_of_the_folder(result, data, tmp_path, monkeypatch):
+    monkeypatch.chdir(data)
+    plan = result.plan
+    model, here = replace(plan.model, name="a\n<b>"), replace(plan.data, root=Path())
+    replace(result, plan=replace(plan, model=model, data=here)).write_card(tmp_path / "README.md")
+    _, head, text = (tmp_path / "README.md").read_text().split("---\n")
+    assert text.startswith("\n# a\\\\n\\<b\\>\n")
+    assert yaml.safe_load(head)["model-index"][0]["results"][0]["dataset"] == {"type": data.name, "name": data.name}
+    assert f"Checked on {data.name}: " in text
 
 
 def test_hugging_face_reads_a_card_that_the_shell_created(data, tmp_path):

@@ -11,7 +11,9 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from networks import Net
 from PIL import Image
+from torchvision.transforms.functional import to_tensor
 
 import camkit
 from camkit.cli import main
@@ -79,11 +81,13 @@ def test_another_last_layer_changes_the_answer_and_both_answers_are_shown(fair: 
 
 
 def test_classes_are_matched_by_label_and_one_that_a_model_lacks_is_said(fair: LoadedModel) -> None:
-    class Turned(torch.nn.Sequential):
+    class Turned(type(fair.module)):
         def forward(self, images: torch.Tensor) -> torch.Tensor:
-            return super().forward(images).flip(1)
+            return 3 * super().forward(images).flip(1)
 
-    turned = replace(fair, module=Turned(fair.module), labels=("Bird, a flying one", "car", "ship", "plane"))
+    changed = copy.deepcopy(fair.module)
+    changed.__class__ = Turned  # the same layers, in another network
+    turned = replace(fair, module=changed, labels=("bird", "car", "ship", "Plane, a flying one"))
     found = camkit.compare_models(fair, turned, PLANE)
     assert found.rows[0]["heat_in_common"] == pytest.approx(1, abs=1e-5)
     assert not found.rows[0]["answers_differ"]
@@ -103,6 +107,38 @@ def test_classes_are_matched_by_label_and_one_that_a_model_lacks_is_said(fair: L
         camkit.compare_models(fair, other, PLANE, target=9)
     with pytest.raises(ImageError, match="the list of pictures is empty"):
         camkit.compare_models(fair, other, [])
+
+
+def test_a_picture_without_a_box_is_named_and_the_others_are_compared() -> None:
+    def boxes(net: Net, images: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+        light = net.body(images).mean((1, 2, 3)).sigmoid()
+        corners, labels = torch.tensor([[5.0, 5, 40, 40]]), torch.tensor([1])
+        found = ({"boxes": corners, "scores": score[None], "labels": labels} for score in light)
+        return [
+            each if image.mean() > 0.1 else {name: value[:0] for name, value in each.items()}
+            for each, image in zip(found, images, strict=True)
+        ]
+
+    pictures = [np.full((64, 64, 3), value, np.uint8) for value in (200, 0, 100)]
+    detector = Net(boxes, body=torch.nn.Conv2d(3, 4, 8, 8))
+    found = camkit.compare_models(detector, copy.deepcopy(detector), pictures, preprocess=to_tensor)
+    assert {row["picture"] for row in found.rows} == {"picture 1", "picture 3"}
+    assert list(found.unreadable) == ["picture 2"]
+
+
+def test_maps_on_inputs_whose_place_is_unknown_are_compared_only_if_both_are() -> None:
+    network = Net(lambda net, images: net.body(images).mean((2, 3)), body=torch.nn.Conv2d(3, 3, 8, 8))
+    placed, turned = (
+        camkit.Explainer(
+            network, preprocess=lambda picture, turn=turn: to_tensor(picture.rotate(turn).resize((64, 64)))
+        )
+        for turn in (0, 90)
+    )
+    picture = np.asarray(Image.open(PLANE).resize((300, 200)))
+    for pair, common in (((placed, turned), None), ((turned, turned), 1)):
+        found = camkit.compare_models(*pair, picture)
+        assert found.rows[0]["heat_in_common"] == common
+        assert found.sheet().shape[0] > 300
 
 
 def test_one_scale_makes_the_weaker_map_paler() -> None:

@@ -23,7 +23,7 @@ from camkit import targets
 from camkit.cli import main
 from camkit.errors import InputError
 from camkit.models import load_model
-from camkit.models.boxes import nanodet, yolo
+from camkit.models.boxes import nanodet, read, yolo
 from camkit.targets.classes import fixed_target
 
 PLANE = camkit.scenes.scene_paths()["plane-sky"]
@@ -177,6 +177,27 @@ def test_rows_of_yolo_with_objectness_and_without_suppression_are_read():
     assert five["all_scores"][0, 0].tolist() == pytest.approx([0.45, 0.1])
     assert ten["all_boxes"][0].tolist() == ends[0, :, :4].tolist()
     assert ten["all_scores"][0].tolist() == [pytest.approx([0, 0, 0.7]), pytest.approx([0.4, 0, 0])]
+    with_masks = nn.functional.pad(older.repeat(1, 8, 1), (0, 32), value=-0.5)
+    assert yolo([with_masks], (96, 96), 2)["all_scores"].shape == (1, 64, 2)
+    for rows in (older, older[..., [0, 1, 2, 3, 5, 6]].mT):
+        with refused("the network has 2 classes, but the number of labels is 1; pass a label for each class"):
+            yolo([rows], (96, 96), 1)
+
+
+def test_boxes_that_a_network_chose_and_boxes_of_two_classes_all_remain():
+    ends = torch.tensor([[[1.0, 2, 30, 40, 0.7, 2], [1, 2, 30, 39, 0.4, 2]]])
+    rows = torch.tensor([[-20.0, -20, 20, 20, 0.9, 0.1], [-20, -20, 20, 20, 0.1, 0.8], [-21, -20, 20, 20, 0.1, 0.7]])
+    raw = torch.cat([rows, rows.new_zeros(5, 6)]).mT[None]
+
+    chosen, suppressed = (
+        read(Net(lambda net, images, found=found: found), torch.zeros(1, 3, 96, 96), kind="yolo", classes=classes)[0]
+        for found, classes in ((ends, 3), (raw, 2))
+    )
+
+    assert chosen["scores"].tolist() == pytest.approx([0.7, 0.4])
+    assert suppressed["scores"].tolist()[:2] == pytest.approx([0.9, 0.8])
+    assert suppressed["labels"].tolist()[:2] == [0, 1]
+    assert not (suppressed["scores"] == 0.7).any()
 
 
 def watching(scores: list[list[float]], objectness: list[float] | None = None) -> nn.Module:

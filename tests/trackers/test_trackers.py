@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,8 @@ from PIL import Image
 
 import camkit
 from camkit.cli import main
-from camkit.errors import OutputError
-from camkit.trackers import TRACKERS
+from camkit.errors import InputError, OutputError
+from camkit.trackers import TRACKERS, find_tracker
 
 pytestmark = [pytest.mark.extended, pytest.mark.filterwarnings("ignore")]  # the libraries' own warnings
 SCENES = list(camkit.scenes.scene_paths().values())[:2]
@@ -114,8 +115,16 @@ def test_the_active_run_goes_on(result, found, stores, tracker):
         assert library.active_run().info.run_id == run.info.run_id
         history = library.MlflowClient().get_metric_history(run.info.run_id, "check/exit_code")
         assert [each.step for each in history] == [3]
+        other = replace(result.to_log(), settings={"check/limits/gap": 0.5}, values={"a_": 1, "a#": 2, "a$": 3})
+        with pytest.raises(OutputError, match="mlflow did not take the results"):  # a setting of a run stays
+            find_tracker(tracker)(other, None)
+        logged = library.MlflowClient().get_run(run.info.run_id).data.metrics
+        assert [logged[name] for name in ("a_", "a_ 2", "a_ 3")] == [1, 2, 3]
         library.end_run()
         return
+    if tracker == "wandb":
+        with pytest.raises(InputError, match="the run is at step 4, not 3; log at a later step"):
+            result.log_to(tracker, step=3)
     run.log({"after": 1})
     library.finish()
     if tracker == "trackio":
@@ -125,6 +134,7 @@ def test_the_active_run_goes_on(result, found, stores, tracker):
     else:
         values, _, _, rows = last_run(tracker, "explanations", stores)
         assert (values["check/verdict"], values["after"], len(rows)) == ("FAIL", 1, 1)
+        assert values["_step"] == 4
 
 
 def test_tensorboard_gets_a_folder_of_its_own(found, stores):
@@ -150,11 +160,14 @@ def test_a_tracker_that_refuses_is_an_error_and_reports_and_verdict_stay(
     tmp_path, monkeypatch, capsys, inconclusive, code
 ):
     def refuse(library, log, files, step):
+        sys.stdout.write("of the library")
         raise ConnectionError(f"{library.__name__} {step} {len(list(Path(files).iterdir()))}")
 
     monkeypatch.setitem(TRACKERS, "mine", (refuse, "json", "json"))
     data = camkit.scenes.write_scenes(tmp_path / "scenes", 2)
     options = ["--inconclusive", inconclusive, "-o", str(tmp_path / "out"), "--log-to", "mine", "-q"]
     assert main(["check", str(data), "--model", "demo-fair", *options]) == code
-    assert "mine did not take the results: json None 5\n" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "mine did not take the results: json None 5\n" in printed.err
+    assert ("of the library" in printed.err, "of the library" in printed.out) == (True, False)
     assert (tmp_path / "out/report.html").exists()
