@@ -42,10 +42,9 @@ def camkit_check(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[...
     ``camkit-baselines/FILE-TEST-DIGEST-1.json`` for its first call. If there is one, a model that is significantly
     worse fails too.
     """
-    node = request.node.nodeid
     # A baseline lies beside its test, and its name does not depend on the folder in which pytest runs
-    of_baseline = _file_name(f"{request.path.stem}-{node.partition('::')[2]}")
-    of_report = _file_name(node)
+    of_baseline = _file_name(f"{request.path.stem}-{request.node.nodeid.partition('::')[2]}")
+    of_report = _file_name(request.node.nodeid)
     calls = itertools.count(1)
 
     def check(model: Any, data: Any, **options: Any) -> Any:
@@ -71,5 +70,4 @@ def camkit_check(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[...
 
 def _file_name(test: str) -> str:
     """Return a name for a test, with a digest, because tests may differ only in characters that the name replaces."""
-    readable = re.sub(r"[^\w.-]+", "-", test).strip("-")
-    return f"{readable}-{hashlib.sha256(test.encode()).hexdigest()[:6]}"
+    return "-".join((re.sub(r"[^\w.-]+", "-", test).strip("-"), hashlib.sha256(test.encode()).hexdigest()[:6]))

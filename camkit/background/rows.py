@@ -100,13 +100,11 @@ class Rows:
         for number in self._sample:
             try:
                 row = self.row(number)
-                is_same = self.picture(number, row) == self.picture(number)
+                if self.picture(number, row) != self.picture(number):
+                    raise InputError("the dataset changes its pictures at random; pass it without augmentation")
+                arrays.append(_as_array(row["image"]))
             except ImageError as error:  # if others can be read, this one is left out
                 failure = failure or error
-                continue
-            if not is_same:
-                raise InputError("the dataset changes its pictures at random; pass it without augmentation")
-            arrays.append(_as_array(row["image"]))
         if failure is not None and not arrays:
             raise failure
         samples = [array for array in arrays if array.dtype.kind == "f"]
@@ -159,9 +157,9 @@ class Rows:
             objects = {key: [each[key] for each in objects] for key in (objects[0] if objects else ())}
         found |= {name: objects[column] for name, column in find_columns(list(objects), _OF_OBJECTS).items()}
         if "regions" in found:
-            regions = found.pop("regions")
-            is_boxes = isinstance(regions, BoundingBoxes) or (np.ndim(regions) < 3 and np.shape(regions)[-1:] == (4,))
-            found["boxes" if is_boxes else "mask"] = regions
+            is_boxes = np.ndim(found["regions"]) < 3 and np.shape(found["regions"])[-1:] == (4,)
+            is_boxes = is_boxes or isinstance(found["regions"], BoundingBoxes)
+            found["boxes" if is_boxes else "mask"] = found.pop("regions")
         if np.ndim(found.get("label", 0)) == 1 and found.keys() & {"boxes", "mask"}:
             found["categories"] = found.pop("label")
         return found
@@ -171,9 +169,8 @@ class Rows:
 
         ``row`` is what ``row`` returned; None reads it.
         """
-        image = (row or self.row(number))["image"]
         with _unreadable(number):
-            array = _as_array(image)
+            array = _as_array((row or self.row(number))["image"])
         return from_array(np.clip(self._levels(array), 0, 1) if array.dtype.kind == "f" else array)
 
     @functools.cached_property
