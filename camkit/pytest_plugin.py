@@ -11,6 +11,7 @@ Every pytest run loads this file, so it imports neither PyTorch nor the check.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 from collections.abc import Callable
@@ -38,23 +39,26 @@ def camkit_check(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[...
     """Return ``check(model, data, **options)``, which fails the test if the model may not ship.
 
     It takes and returns what ``camkit.check`` does. ``--camkit-update`` writes a baseline beside the test:
-    ``camkit-baselines/FILE-TEST-1.json`` for its first call. If there is one, a model that is significantly worse
-    fails too.
+    ``camkit-baselines/FILE-TEST-DIGEST-1.json`` for its first call. If there is one, a model that is significantly
+    worse fails too.
     """
-    test = re.sub(r"[^\w.-]+", "-", f"{request.path.stem}-{request.node.nodeid.partition('::')[2]}").strip("-")
+    # A baseline lies beside its test, and its name does not depend on the folder in which pytest runs
+    of_baseline = _file_name(f"{request.path.stem}-{request.node.nodeid.partition('::')[2]}")
+    of_report = _file_name(request.node.nodeid)
     calls = itertools.count(1)
 
     def check(model: Any, data: Any, **options: Any) -> Any:
-        name, update = f"{test}-{next(calls)}", request.config.getoption("camkit_update")
-        options.setdefault("out", Path(request.config.getoption("camkit_out") or tmp_path, name))
-        baseline = request.path.parent / "camkit-baselines" / f"{name}.json"
+        call, update = next(calls), request.config.getoption("camkit_update")
+        options.setdefault("out", Path(request.config.getoption("camkit_out") or tmp_path, f"{of_report}-{call}"))
+        baseline = request.path.parent / "camkit-baselines" / f"{of_baseline}-{call}.json"
         if baseline.exists() and not update:
             options = {"baseline": baseline, "fail_on_worse": True, **options}
         result = camkit.check(model, data, **options)
         if update:
-            from camkit.images.files import write_file  # noqa: PLC0415 - it imports PyTorch
+            from camkit.background.report import render_json  # noqa: PLC0415 - it imports PyTorch
+            from camkit.images.files import write_file  # noqa: PLC0415
 
-            write_file(baseline, Path(options["out"], "report.json").read_bytes())
+            write_file(baseline, render_json(result).encode())
         try:
             result.assert_ok()
         except AssertionError as error:
@@ -62,3 +66,8 @@ def camkit_check(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[...
         return result
 
     return check
+
+
+def _file_name(test: str) -> str:
+    """Return a name for a test, with a digest, because tests may differ only in characters that the name replaces."""
+    return "-".join((re.sub(r"[^\w.-]+", "-", test).strip("-"), hashlib.sha256(test.encode()).hexdigest()[:6]))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -42,7 +43,7 @@ from camkit.options.settings import Settings
 from camkit.targets import Target, logits_of
 from camkit.targets.places import Detections
 from camkit.targets.scores import ScoreReading, detections_of, probabilities, rows_that_sum_to
-from camkit.types import Activation, Failure, Preprocess
+from camkit.types import Activation, Failure, ImageLike, Preprocess
 
 _UNREADABLE = "unreadable"
 
@@ -213,18 +214,27 @@ class Plan:
     def explain(self, items: Sequence[Item], target: Target) -> Iterator[Explanation | Failure]:
         """Explain pictures at the check's layer."""
         check = self.settings.check
-        return iter(
-            explain_many(
-                self.model,
-                (item.open() if isinstance(item.source, Row) else item.source for item in items),
-                check.layer,
-                target=target,
-                method=cast("MethodLike", check.method),
-                precision=check.precision,
-                batch_size=self.batch_size,
-                on_error="yield",
-            )
+        failures = dict[str, Failure]()
+
+        def opened(item: Item) -> ImageLike:
+            try:
+                return item.open() if isinstance(item.source, Row) else item.source
+            except CamkitError as error:
+                failures[item.name] = Failure(item.name, error)
+                return np.empty(0)  # no picture, so that a failure comes in its place
+
+        explanations = explain_many(
+            self.model,
+            map(opened, items),
+            check.layer,
+            target=target,
+            method=cast("MethodLike", check.method),
+            precision=check.precision,
+            batch_size=self.batch_size,
+            on_error="yield",
         )
+        for item, explanation in zip(items, explanations, strict=True):
+            yield failures.get(item.name, explanation)
 
     @property
     def reported_settings(self) -> dict[str, dict[str, Any]]:

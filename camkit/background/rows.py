@@ -20,6 +20,8 @@ from PIL import Image
 from pycocotools import mask as rle
 from torch.utils.data import DataLoader, IterableDataset
 from torchvision.transforms import Compose, Grayscale, Normalize, ToTensor
+from torchvision.transforms.v2.functional import convert_bounding_box_format
+from torchvision.tv_tensors import BoundingBoxes
 
 from camkit.background.data import ClassMap, Dataset, Item, Row, joined
 from camkit.background.regions import Annotations, ObjectAnnotation, find_columns, read_regions
@@ -91,11 +93,20 @@ class Rows:
         looked at holds floating-point numbers.
 
         Raises:
+            ImageError: no row that was looked at can be read.
             InputError: a row changes when it is read again, or the rows are normalised in an unknown way.
         """
-        if any(self.picture(number) != self.picture(number) for number in self._sample):
-            raise InputError("the dataset changes its pictures at random; pass it without augmentation")
-        arrays = (_as_array(self.row(number)["image"]) for number in self._sample)
+        arrays, failure = list[Shaped[np.ndarray, "h w c"]](), None
+        for number in self._sample:
+            try:
+                row = self.row(number)
+                if self.picture(number, row) != self.picture(number):
+                    raise InputError("the dataset changes its pictures at random; pass it without augmentation")
+                arrays.append(_as_array(row["image"]))
+            except ImageError as error:  # if others can be read, this one is left out
+                failure = failure or error
+        if failure is not None and not arrays:
+            raise failure
         samples = [array for array in arrays if array.dtype.kind == "f"]
         if not samples:
             return model
@@ -130,10 +141,7 @@ class Rows:
             ImageError: reading it fails.
             InputError: it has an unknown form.
         """
-        with (
-            self._reading,
-            as_error(ImageError, lambda error: f"row {number} of the data cannot be read: {brief(error)}"),
-        ):
+        with self._reading, _unreadable(number):
             row = self.data[number]
         if isinstance(row, (tuple, list)) and row:
             row = _by_name(row)
@@ -150,6 +158,7 @@ class Rows:
         found |= {name: objects[column] for name, column in find_columns(list(objects), _OF_OBJECTS).items()}
         if "regions" in found:
             is_boxes = np.ndim(found["regions"]) < 3 and np.shape(found["regions"])[-1:] == (4,)
+            is_boxes = is_boxes or isinstance(found["regions"], BoundingBoxes)
             found["boxes" if is_boxes else "mask"] = found.pop("regions")
         if np.ndim(found.get("label", 0)) == 1 and found.keys() & {"boxes", "mask"}:
             found["categories"] = found.pop("label")
@@ -160,7 +169,8 @@ class Rows:
 
         ``row`` is what ``row`` returned; None reads it.
         """
-        array = _as_array((row or self.row(number))["image"])
+        with _unreadable(number):
+            array = _as_array((row or self.row(number))["image"])
         return from_array(np.clip(self._levels(array), 0, 1) if array.dtype.kind == "f" else array)
 
     @functools.cached_property
@@ -188,8 +198,12 @@ class Rows:
             InputError: a class is wrong, or it is not clear what the masks mean.
         """
         categories = [class_of(each, names) for each in row.get("categories", ())]
-        boxes = np.array(row.get("boxes", row.get("corners_and_sizes", ())), float).reshape(-1, 4)
-        if "corners_and_sizes" in row:
+        given = row.get("boxes", row.get("corners_and_sizes", ()))
+        if isinstance(given, BoundingBoxes):
+            with as_error(InputError, lambda error: f"the boxes have no corners: {brief(error)}; pass them as XYXY"):
+                given = convert_bounding_box_format(given, new_format="XYXY")
+        boxes = np.array(given, float).reshape(-1, 4)
+        if "boxes" not in row and not isinstance(given, BoundingBoxes):
             boxes[:, 2:] += boxes[:, :2]
         outlines = row.get("outlines", ())
         if "mask" in row:
@@ -223,12 +237,17 @@ def read_rows(
     Raises:
         InputError: as ``read_data``, or a row has an unknown form.
     """
-    items, left_out = list[Item](), list[str]()
+    items, unlabelled, unreadable = list[Item](), list[str](), list[str]()
     source = Annotations("objects", Path("the dataset"))
     names = rows.names or labels
     for number in range(len(rows.data)):
-        name, row = str(number), rows.row(number)
-        picture = rows.picture(number, row)
+        name = str(number)
+        try:
+            row = rows.row(number)
+            picture = rows.picture(number, row)
+        except ImageError:
+            unreadable.append(name)
+            continue
         label = class_of(row.get("label"), names)
         objects = list(rows.objects(row, label, picture.size, names))
         named = ((area, each.category) for area, each in objects if each.category and not each.crowd)
@@ -239,13 +258,14 @@ def read_rows(
             read = Row(functools.partial(rows.picture, number), digest([str(picture.size), picture.tobytes()]))
             items.append(Item(name, read, label, str(row.get("group", name)), place=str(row.get("place", ""))))
         else:
-            left_out.append(name)
+            unlabelled.append(name)
     if "masks" in vars(rows):
         source.facts = (f"masks: {rows.masks.words}",)
+    left_out = {"pictures without a label": tuple(unlabelled), "rows that cannot be read": tuple(unreadable)}
     return joined(
         Path(str(_attribute(rows.data, "root") or type(rows.data).__name__)),
         [*[source.finished()] * bool(source.added), *(read_regions(regions) if regions else [])],
-        (items, "the rows of a dataset", {"pictures without a label": tuple(left_out)}),
+        (items, "the rows of a dataset", left_out),
         class_map,
         also,
     )
@@ -278,6 +298,11 @@ def _names_in(feature: Any) -> Sequence[str] | None:
         return next(filter(None, map(_names_in, feature.values())), None)
     part = getattr(feature, "feature", None)
     return getattr(feature, "names", None) if part is None else _names_in(part)
+
+
+def _unreadable(number: int) -> contextlib.AbstractContextManager[None]:
+    """Raise an ImageError that names the row in place of whatever the block raises."""
+    return as_error(ImageError, lambda error: f"row {number} of the data cannot be read: {brief(error)}")
 
 
 def _by_name(row: Sequence[Any]) -> dict[str, Any]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import random
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +20,12 @@ from PIL import Image
 from torch.utils.data import ChainDataset, ConcatDataset, DataLoader, Subset, TensorDataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import Compose, Normalize, Resize, ToTensor
+from torchvision.tv_tensors import BoundingBoxes
 
 import camkit
-from camkit.background.check import plan_check
+from camkit.background.check import finish_check, plan_check
 from camkit.background.regions import object_region
+from camkit.background.rows import Rows
 from camkit.errors import InputError
 
 NAMES = ["bird", "car", "plane", "ship"]
@@ -49,12 +54,12 @@ class Scenes:
         return self.row(Image.open(file).convert("RGB"), NAMES.index(file.parent.name), region)
 
 
-def corners(mask: np.ndarray) -> list[int]:
+def corners(mask: np.ndarray) -> list[float]:
     down, across = np.nonzero(mask)
     return [int(across.min()), int(down.min()), int(across.max()) + 1, int(down.max()) + 1]
 
 
-def corner_and_size(mask: np.ndarray) -> list[int]:
+def corner_and_size(mask: np.ndarray) -> list[float]:
     return [*cv2.boundingRect(mask.astype(np.uint8))]
 
 
@@ -88,6 +93,10 @@ def as_tensor(image: Image.Image) -> torch.Tensor:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
+def bounding_box(sides: list[float], kind: str) -> BoundingBoxes:
+    return BoundingBoxes([sides], format=kind, canvas_size=(128, 128))  # type: ignore[call-overload]
+
+
 def target(label: int, mask: np.ndarray, *keys: str) -> dict[str, Any]:
     boxes, masks = torch.tensor([corners(mask)]).float(), torch.from_numpy(mask[None].astype(np.uint8))
     return {"labels": torch.tensor([label]), **{key: {"boxes": boxes, "masks": masks}[key] for key in keys}}
@@ -104,6 +113,12 @@ MASKS = {
 }
 BOXES = {
     "corners": lambda image, label, mask: (image, label, corners(mask)),
+    "shares": lambda image, label, mask: (image, label, np.array(corners(mask)) / 128),
+    "XYWH": lambda image, label, mask: (image, label, bounding_box(corner_and_size(mask), "XYWH")),
+    "COCO and XYXY": lambda image, label, mask: {
+        "img": image,
+        "objects": {"bbox": bounding_box(corners(mask), "XYXY"), "category": [label]},
+    },
     "torchvision": lambda image, label, mask: (image, target(label, mask, "boxes")),
     "COCO": lambda image, label, mask: {"img": image, "objects": [{"bbox": corner_and_size(mask), "category": label}]},
 }
@@ -180,11 +195,64 @@ def test_the_rows_say_groups_and_places_and_may_have_no_label() -> None:
     assert list(map(len, data.left_out.values())) == [PER_CLASS] * 2, "without a label, and left out by the class map"
 
 
+def test_the_largest_object_that_is_no_crowd_is_the_class() -> None:
+    def row(image: Image.Image, label: int, mask: np.ndarray) -> dict[str, Any]:
+        boxes = [([0, 0, 9, 9], 1, 0), ([20, 20, 40, 40], 0, 0), ([0, 0, 128, 128], 2, 1)]
+        keys = ("bbox", "category", "iscrowd")
+        objects = [dict(zip(keys, (box, (label + ahead) % 4, crowd), strict=True)) for box, ahead, crowd in boxes]
+        return {"image": image, "objects": objects}
+
+    assert [item.label for item in planned(Scenes(row)).data.items] == list(np.repeat(NAMES, PER_CLASS))
+
+
+class OneAtATime(Scenes):
+    """Scenes that refuse to be read in two threads at once, as one open file does."""
+
+    reading = threading.Lock()
+
+    def __getitem__(self, number: int) -> Any:
+        assert self.reading.acquire(blocking=False), "another thread reads"
+        time.sleep(0.01)
+        self.reading.release()
+        return super().__getitem__(number)
+
+
+def test_threads_read_one_row_at_a_time() -> None:
+    with ThreadPoolExecutor(4) as threads:
+        assert len(list(threads.map(Rows(OneAtATime()).picture, range(8)))) == 8
+
+
+class Failing(Scenes):
+    """Scenes of which one row cannot be read, the picture of one is cut off, and one can be read only for a while."""
+
+    is_over = False
+
+    def __getitem__(self, number: int) -> Any:
+        if number == 3 or (number == 9 and self.is_over):
+            raise OSError("the share is gone")
+        image, *rest = super().__getitem__(number)
+        file = io.BytesIO()
+        image.save(file, "PNG")
+        return Image.open(io.BytesIO(file.getvalue()[: -500 if number == 4 else None])), *rest
+
+
+def test_rows_that_cannot_be_read_are_left_out() -> None:
+    data = Failing()
+    plan = planned(data)
+    assert (plan.data.left_out, len(plan.data.items)) == ({"rows that cannot be read": ("3", "4")}, 38)
+    data.is_over = True
+    assert finish_check(plan).failures == {"9": "row 9 of the data cannot be read: the share is gone"}
+
+
 def flipped(image: Image.Image, label: int, mask: np.ndarray) -> Any:
     return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if random.random() < 0.5 else image, label
 
 
 REFUSALS = [
+    (
+        Scenes(lambda *row: (*row[:2], bounding_box([50.0, 50, 20, 30, 45], "XYWHR"))),
+        "the boxes have no corners: .*; pass them as XYXY|XYWHR",  # an older torchvision lacks the format
+    ),
     (DataLoader(ChainDataset([])), "ChainDataset has no numbered rows; pass a folder, or a dataset with a length"),
     ([torch.zeros(3, 4, 4)], r"row 0 of the data is tensor.*; a row must be \(image, label\)"),
     ([{"pixels": 3, "label": 1}], "row 0 of the data is {'pixels': 3, 'label': 1}; a row must be"),

@@ -32,16 +32,53 @@ def test_a_verdict_fails_the_test_and_so_does_a_worse_model(
     first = run("--camkit-out=reports", "--camkit-update")
     first.assert_outcomes(failed=1, passed=1)
     first.stdout.re_match_lines(
-        [r"FAIL: .*: a gap of 1\.00 .*; see .*reports/test_model-test_it-demo-biased-1/rep.*html"]
+        [r"FAIL: .*: a gap of 1\.00 .*; see .*reports/test_model\.py-test_it-demo-biased-\w{6}-1/rep.*html"]
     )
     assert "During handling" not in first.stdout.str(), "the sentence alone is shown"
-    names = [f"test_model-test_it-demo-{name}-1.json" for name in ("biased", "fair")]
-    assert sorted(file.name for file in (pytester.path / "camkit-baselines").iterdir()) == names
-    assert sorted(file.name for file in (pytester.path / "reports").iterdir()) == [name[:-5] for name in names]
+    for name in ("biased", "fair"):
+        [_] = pytester.path.glob(f"camkit-baselines/test_model-test_it-demo-{name}-*-1.json")
+        [_] = pytester.path.glob(f"reports/test_model.py-test_it-demo-{name}-*-1")
     pytester.makepyfile(test_model=MODULE.replace("camkit_check(name", "camkit_check('demo-biased'"))
     second = run("-m", "camkit", "-k", "fair")
     second.assert_outcomes(failed=1, deselected=1)
     second.stdout.re_match_lines([r"worse than the baseline: .*; see .*report\.html"])
+
+
+WITHOUT_A_CHECK = """
+import camkit, camkit.background.report
+
+class Result(str):
+    def assert_ok(self): pass
+
+def check(model, data, out, **options):
+    if out is not None: out.mkdir(parents=True)
+    return Result(f"{model} {data} {sorted(options)}")
+
+camkit.check, camkit.background.report.render_json = check, str
+"""
+TWO_CALLS = """
+import pytest
+
+@pytest.mark.parametrize("name", ["fair/", "fair"])
+def test_it(camkit_check, name):
+    camkit_check(name, 1)
+    camkit_check(name, 2, out=None)
+"""
+
+
+@pytest.mark.extended
+def test_each_call_has_its_own_files(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    run = functools.partial(pytester.runpytest_subprocess, "-p", "camkit.pytest_plugin", "--import-mode=importlib")
+    pytester.makeconftest(WITHOUT_A_CHECK)
+    for folder in map(pytester.mkdir, "ab"):
+        (folder / "test_model.py").write_text(TWO_CALLS)
+    for reports in ("first", "second"):
+        run("--camkit-update", f"--camkit-out={reports}").assert_outcomes(passed=4)
+        assert len([*(pytester.path / reports).iterdir()]) == 4, "two tests in two folders, and out=None"
+        for folder in "ab":
+            written = sorted(file.read_text() for file in (pytester.path / folder / "camkit-baselines").iterdir())
+            assert written == ["fair 1 []", "fair 2 []", "fair/ 1 []", "fair/ 2 []"], "not compared with the first"
 
 
 def test_the_plugin_imports_no_pytorch() -> None:
