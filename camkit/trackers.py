@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from camkit.errors import InputError, OutputError, as_error, as_markdown, brief, did_you_mean, optional
+from camkit.errors import InputError, OutputError, as_error, as_markdown, did_you_mean, optional
 from camkit.types import Pixels
 
 if TYPE_CHECKING:

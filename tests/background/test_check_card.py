@@ -86,6 +86,13 @@ def test_hugging_face_reads_a_card_that_the_shell_created(data, tmp_path):
     assert "## Does it read the background?" in read.text
 
 
+def test_a_card_in_a_folder_that_does_not_exist_is_refused(data, tmp_path, capsys):
+    card, out = tmp_path / "typo/README.md", tmp_path / "out"
+    assert main(["check", str(data), "--model", "demo-fair", "--out", str(out), "--card", str(card)]) == 2
+    assert f"the folder of the model card {card} does not exist" in capsys.readouterr().err
+    assert not card.parent.exists()
+
+
 @pytest.mark.parametrize("head", ["a: [", "just text", "model-index: 3"])
 def test_a_card_that_cannot_be_read_is_refused_before_anything_is_computed(data, tmp_path, capsys, head):
     card = tmp_path / "README.md"

@@ -1,7 +1,7 @@
 """What the project weighs, held as ceilings that only fall: a change that adds to one figure takes away elsewhere.
 
-``python tests/house/test_weight.py`` writes lower figures into ``weight.json``, in the same commit as the change. There,
-``allowances`` names the features for which the ceilings once rose, with their statements.
+``python tests/house/test_weight.py`` writes lower figures into ``weight.json``, in the same commit as the change.
+``allowances`` there names the features for which the ceilings once rose, with their statements.
 """
 
 import ast
