@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 import camkit
-from camkit.background.effects import OVERALL
 from camkit.cli import main
 
 HEAD = """language: en  # theirs
@@ -42,7 +41,7 @@ def result(data):
     ("newline", "key"), [("\n", "model-index:"), ("\r\n", '"model-index":'), ("\n", "'model-index' :")]
 )
 def test_only_the_own_results_and_the_own_section_are_replaced(result, tmp_path, newline, key):
-    card, effect = tmp_path / "README.md", result.judged[OVERALL].effects["gap"]
+    card, effect = tmp_path / "README.md", result.judged[""].effects["gap"]
     card.write_bytes(f"---\n{HEAD}---\n{BODY}".replace("model-index:", key).replace("\n", newline).encode())
     for _ in range(2):  # the second time, its own results are there
         result.write_card(card)
@@ -75,7 +74,7 @@ def test_a_new_card_shows_the_names_of_the_model_and_of_the_folder(result, data,
 
 
 def test_hugging_face_reads_a_card_that_the_shell_created(data, tmp_path):
-    hub, card = pytest.importorskip("huggingface_hub"), tmp_path / "new" / "README.md"
+    hub, card = pytest.importorskip("huggingface_hub"), tmp_path / "README.md"
     options = ["--model", "demo-biased", "--least-pictures", "4", "--pastes", "1", "--out", str(tmp_path)]
     main(["check", str(data), *options, "--card", str(card)])
     read = hub.ModelCard.load(card)

@@ -25,7 +25,6 @@ from torchvision.tv_tensors import BoundingBoxes
 import camkit
 from camkit.background.check import finish_check, plan_check
 from camkit.background.regions import object_region
-from camkit.background.rows import Rows
 from camkit.errors import InputError
 
 NAMES = ["bird", "car", "plane", "ship"]
@@ -218,8 +217,9 @@ class OneAtATime(Scenes):
 
 
 def test_threads_read_one_row_at_a_time() -> None:
+    items = planned(OneAtATime()).data.items[:8]
     with ThreadPoolExecutor(4) as threads:
-        assert len(list(threads.map(Rows(OneAtATime()).picture, range(8)))) == 8
+        assert len(list(threads.map(lambda item: item.open(), items))) == 8
 
 
 class Failing(Scenes):

@@ -69,7 +69,7 @@ def test_another_last_layer_changes_the_answer_and_both_answers_are_shown(fair: 
     linear = next(part for part in changed.modules() if isinstance(part, torch.nn.Linear))
     with torch.no_grad():
         linear.bias[fair.labels.index("ship")] += 1000
-    found = camkit.compare_models(fair, replace(fair, module=changed), SCENES, names=("old", "new"))
+    found = camkit.compare_models(fair, replace(fair, module=changed), SCENES, names=("old", "new"), most=12)
     differs = [row["answers_differ"] for row in found.rows]
     assert differs == sorted(differs, reverse=True)
     assert [row["answer"] == "ship" for row in found.rows if not row["answers_differ"]] == [True]
