@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 from jaxtyping import Float
 from PIL import Image
@@ -62,14 +63,16 @@ class HeatOfTwo:
         return float(smaller / larger) if larger else None
 
     def difference(self) -> Pixels:
-        """Draw in blue where the first model's heat is stronger, and in red where the second's is.
+        """Draw on the picture in grey, blue where the first model's heat is stronger, and red where the second's is.
 
-        Each map is divided by its maximum before. Equal maps leave the picture as it is.
+        Each map is divided by its maximum before; from a difference of half of it on, the colour is full. Where the
+        maps are equal, the picture stays grey.
         """
-        picture = next(found.picture for found in self.maps if found is not None)
+        picture = np.asarray(next(found.picture for found in self.maps if found is not None))
+        grey = cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)[..., None]
         more = (self.heats[1] - self.heats[0])[..., None]
-        weight = 0.8 * np.abs(more)  # the picture shows through the full colour
-        return np.asarray(np.rint(picture * (1 - weight) + np.where(more > 0, _RED, _BLUE) * weight), np.uint8)
+        weight = 0.8 * np.minimum(2 * np.abs(more), 1)  # the picture shows through the full colour
+        return np.asarray(np.rint(grey * (1 - weight) + np.where(more > 0, _RED, _BLUE) * weight), np.uint8)
 
     def draw(self, names: Sequence[str], colormap: str, alpha: float, scale: Scale) -> Pixels:
         """Draw both maps and their difference side by side, each with its caption below a name in its colour."""
