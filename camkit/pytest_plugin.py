@@ -53,7 +53,10 @@ def camkit_check(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[...
         baseline = request.path.parent / "camkit-baselines" / f"{of_baseline}-{call}.json"
         if baseline.exists() and not update:
             options = {"baseline": baseline, "fail_on_worse": True, **options}
-        result = camkit.check(model, data, **options)
+        try:
+            result = camkit.check(model, data, **options)
+        except camkit.CamkitError as error:
+            raise pytest.fail.Exception(str(error), pytrace=False) from None
         if update:
             from camkit.background.report import render_json  # noqa: PLC0415 - it imports PyTorch
             from camkit.images.files import write_file  # noqa: PLC0415

@@ -148,8 +148,11 @@ class CheckResult(Tabular, Loggable):
             return
         report = "" if self.report is None else f"; see {self.report}"
         worst = "" if self.worst == OVERALL else f"class {self.worst!r}: "
-        worse = f"worse than the baseline: {'; '.join(self.regressed)}" if self.regressed else ""
-        raise AssertionError(f"{worse or f'{self.verdict}: {worst}{self.judged[self.worst].why}'}{report}")
+        said = [f"{self.verdict}: {worst}{self.judged[self.worst].why}"]
+        if self.regressed:
+            worse = f"worse than the baseline: {'; '.join(self.regressed)}"
+            said = [*said, worse] if self.verdict == "FAIL" else [worse]
+        raise AssertionError(f"{'; '.join(said)}{report}")
 
     def exit_code(self, inconclusive: Inconclusive | None = None) -> int:
         """Return the command's exit code: 0 may ship, 1 FAIL, 3 INCONCLUSIVE, or WARN if a class could not be tested.

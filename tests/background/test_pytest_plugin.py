@@ -41,7 +41,11 @@ def test_a_verdict_fails_the_test_and_so_does_a_worse_model(
     pytester.makepyfile(test_model=MODULE.replace("camkit_check(name", "camkit_check('demo-biased'"))
     second = run("-m", "camkit", "-k", "fair")
     second.assert_outcomes(failed=1, deselected=1)
-    second.stdout.re_match_lines([r"worse than the baseline: .*; see .*report\.html"])
+    second.stdout.re_match_lines([r"FAIL: .*; worse than the baseline: .*; see .*report\.html"])
+    pytester.makepyfile(test_model=MODULE.replace("camkit_check(name", "camkit_check('demo-fiar'"))
+    third = run("-k", "fair")
+    third.stdout.re_match_lines([r"unknown model 'demo-fiar'; did you mean 'demo-fair'.*"])
+    assert "Traceback" not in third.stdout.str() and "plan.py" not in third.stdout.str()
 
 
 WITHOUT_A_CHECK = """
