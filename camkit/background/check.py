@@ -165,16 +165,17 @@ def plan_check(
 ) -> Plan:
     """Read everything that a check needs, without computing anything. The arguments are those of ``check``."""
     refuse_unknown_options(plan_check, options, PlanOptions.__annotations__)
+    in_memory = data is not None and not isinstance(data, (str, os.PathLike))
     settings = as_settings(options.get("config")).with_options(
         named=_argument,
-        data={"path": data if isinstance(data, (str, os.PathLike)) else None, "regions": options.get("regions")},
+        data={"path": None if in_memory else data, "regions": options.get("regions")},
         limits={"strict": options.get("strict")},
         run={"quick": options.get("quick")},
     )
     loaded = as_model(
         configured_model(model, settings.model), preprocess=options.get("preprocess"), labels=options.get("labels")
     )
-    rows = None if data is None or isinstance(data, (str, os.PathLike)) else Rows(data, settings.data.group)
+    rows = Rows(data, settings.data.group) if in_memory else None
     loaded = loaded if rows is None else rows.fitted(loaded)
     if loaded.preprocess is None:
         raise InputError(

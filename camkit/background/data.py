@@ -100,6 +100,11 @@ class Item:
         """
         return self.source.open() if isinstance(self.source, Row) else open_picture(self.source)
 
+    def named_in(self, error: Exception) -> str:
+        """Return what an error about the picture says, with its name, wherever the data lies."""
+        text = str(error).replace(str(self.source), self.name)
+        return text if self.name in text else f"{self.name}: {text}"
+
 
 @dataclass(frozen=True, eq=False)
 class Dataset:

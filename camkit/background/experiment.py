@@ -320,8 +320,7 @@ def _compared(plan: Plan, boxes: CropBoxes, item: Item, explanation: Explanation
 
 
 def _unusable(item: Item, error: CamkitError) -> Unusable:
-    text = str(error).replace(str(item.source), item.name)  # the report must not depend on where the data lies
-    return Unusable(item.name, text if item.name in text else f"{item.name}: {text}")
+    return Unusable(item.name, item.named_in(error))
 
 
 @dataclass(frozen=True)

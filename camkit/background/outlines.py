@@ -6,9 +6,7 @@ person judges each outline. The check reads the COCO file, and the one that the 
 
 from __future__ import annotations
 
-import base64
 import functools
-import hashlib
 import itertools
 import json
 import math
@@ -24,7 +22,6 @@ import cv2
 import numpy as np
 import torch
 from jaxtyping import Bool
-from markupsafe import Markup
 from PIL import Image
 from pydantic import TypeAdapter
 
@@ -40,6 +37,7 @@ from camkit.background.regions import (
     read_regions,
     unmatched,
 )
+from camkit.background.report import filled
 from camkit.drawing.encode import as_address, pixels_of, shrink
 from camkit.drawing.figure import scaled_box
 from camkit.drawing.overlay import stretch
@@ -52,9 +50,9 @@ from camkit.images.listing import find_pictures
 from camkit.images.prepare import Prepared, located, prepare
 from camkit.images.read import open_picture
 from camkit.images.regions import CropBoxes, extent
-from camkit.kit.pages import templates
+from camkit.kit.pages import allowed_script
 from camkit.kit.store import Journal, PictureRow, RowKind, describe, digest, digest_of_weights
-from camkit.kit.wording import VERSION, share
+from camkit.kit.wording import VERSION
 from camkit.models import as_model, device_of, dtype_of
 from camkit.models.loaded import Loadable, LoadedModel
 from camkit.targets.places import best_masks, boxes_in
@@ -196,8 +194,7 @@ def _outlined(
             cut = functools.partial(_prompted, promptable, *_answered(promptable, picture, item.name, places))
         return OutlinedRow(item.name, picture.size, list(_annotations(objects, picture.size, cut)))
     except ImageError as error:
-        text = str(error).replace(str(item.source), item.name)
-        return OutlinedRow(item.name, error=text if item.name in text else f"{item.name}: {text}")
+        return OutlinedRow(item.name, error=item.named_in(error))
 
 
 def _answered(model: LoadedModel, picture: Image.Image, name: str, places: CropBoxes) -> tuple[Prepared, Any]:
@@ -332,19 +329,14 @@ def _page(content: dict[str, Any], root: Path) -> str:
         pixels = pixels_of(open_picture(root / names[image])) if cut else None
         cards += [_card(names[image], pixels, each) for each in cut if pixels is not None]
     cards.sort(key=lambda card: card["fit"])
-    environment = templates("camkit.background.report")
-    environment.filters["share"] = share
-    script = str(environment.get_template("regions.js").render())
-    return str(
-        environment.get_template("regions.html").render(
-            cards=cards,
-            content=content,
-            data=root.name,
-            quoted=shlex.quote(root.name or "."),
-            made=digest(json.dumps(content))[:12],
-            script=Markup(script),
-            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        )
+    return filled(
+        "regions.html",
+        cards=cards,
+        content=content,
+        data=root.name,
+        quoted=shlex.quote(root.name or "."),
+        made=digest(json.dumps(content))[:12],
+        **allowed_script(filled("regions.js")),
     )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
@@ -23,3 +26,11 @@ def templates(package: str) -> Environment:
     )
     environment.filters["printable"] = printable
     return environment
+
+
+def allowed_script(script: str) -> dict[str, str]:
+    """Return a script and the hash by which a page allows this script alone, as its template takes them."""
+    return {
+        "script": Markup(script),
+        "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    }

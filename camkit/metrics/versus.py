@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,7 +45,7 @@ class HeatOfTwo:
     label: str
     maps: tuple[Explanation | None, Explanation | None]
 
-    @property
+    @functools.cached_property
     def heats(self) -> Float[np.ndarray, "2 h w"]:
         """Both heatmaps on the picture, 0..1, each divided by its maximum; zeros if there are not two on a picture."""
         first, second = self.maps

@@ -8,9 +8,7 @@ or host.
 
 from __future__ import annotations
 
-import base64
 import functools
-import hashlib
 import json
 import math
 import platform
@@ -46,7 +44,7 @@ from camkit.drawing.encode import as_address, encode
 from camkit.drawing.figure import Tile, contact_sheet
 from camkit.drawing.text import GREY, Colour, wrapped
 from camkit.errors import as_markdown, printable
-from camkit.kit.pages import templates
+from camkit.kit.pages import allowed_script, templates
 from camkit.kit.store import digest
 from camkit.kit.wording import NONE, VERSION, counted, first_of, number, share
 from camkit.trackers import Log
@@ -305,8 +303,7 @@ def render_html(result: CheckResult, showcase: Showcase | None = None) -> str:
     flips, (heat, edits) = showcase.flips(), plan.forwards
     return filled(
         "check.html",
-        script=Markup(script),
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        **allowed_script(script),
         verdict=result.verdict,
         model=plan.model.name,
         data=plan.data.root.name,
