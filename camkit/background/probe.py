@@ -36,17 +36,18 @@ def cross_validated(
     order = np.random.default_rng(seed).permutation(len(names))
     order = order[np.argsort(labels.numpy()[first][order], kind="stable")]  # class by class
     parts = torch.from_numpy(np.argsort(order)[numbers] % FOLDS)
-    features, wanted = features.double(), functional.one_hot(labels).double()
+    centred, wanted = features.double() - features.double().mean(0), functional.one_hot(labels).double()
+    scale = centred.square().mean(0).sqrt() * features.shape[1] ** 0.5
+    # Columns that have the same products: the layer predicts the same from them, and there are at most as many as rows.
+    columns = torch.linalg.qr((centred / scale.where(scale > 0, torch.inf)).T, mode="r").R.T
+    pull = PULL * torch.eye(columns.shape[1], dtype=torch.float64)
     predicted = torch.empty_like(labels)
     for part in parts.unique():
         used = parts != part
         weights = 1 / labels[used].bincount()[labels[used]].double()[:, None]
         weights = weights / weights.sum()
-        mean, share = ((weights * values[used]).sum(0) for values in (features, wanted))
-        spread = (weights * (features[used] - mean).square()).sum(0).sqrt() * features.shape[1] ** 0.5
-        scaled = (features - mean) / spread.where(spread > 0, torch.inf)
-        own = scaled[used] * weights
-        pull = PULL * torch.eye(features.shape[1], dtype=torch.float64)
-        layer = torch.linalg.solve(own.T @ scaled[used] + pull, own.T @ (wanted[used] - share))
-        predicted[~used] = (scaled[~used] @ layer + share).argmax(1)
+        mean, share = ((weights * values[used]).sum(0) for values in (columns, wanted))
+        own = columns[used] - mean
+        layer = torch.linalg.solve((own * weights).T @ own + pull, (own * weights).T @ (wanted[used] - share))
+        predicted[~used] = ((columns[~used] - mean) @ layer + share).argmax(1)
     return predicted
