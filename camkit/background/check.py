@@ -35,6 +35,7 @@ from camkit.background.experiment import (
     remark_on_heat,
 )
 from camkit.background.plan import NO_ANSWER, SPARE_PICTURES, Plan, count_outputs, make_plan
+from camkit.background.probe import find_shortcut
 from camkit.background.report import BASELINE_FILE, PAGE, REPORTS
 from camkit.background.result import (
     CheckResult,
@@ -324,6 +325,7 @@ def _run(
     )
     # The effects that were judged know their levels.
     measures = {name: replace(own, effects={**own.effects, **judged[name].effects}) for name, own in measures.items()}
+    alone = [(item.label, item.group, row.alone) for item in sample if len((row := edited[item.name]).alone)]
     first = next(iter(heat.values()))
     bare = [item.name for item in plan.data.items if plan.with_regions and not item.objects]
     return CheckResult(
@@ -346,6 +348,7 @@ def _run(
             *filter(None, [remark_on_heat(plan)]),
         ),
         kinds=by_kind,
+        shortcut=None if plan.detects else find_shortcut(alone, settings.check.seed),
     )
 
 

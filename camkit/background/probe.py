@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
+
+from camkit.engine.attach import forward_hooks
+from camkit.kit.statistics import (
+    MIN_GROUPS,
+    Estimate,
+    bootstrap_sums,
+    effective_groups,
+    group_numbers,
+    interval,
+    strata_of_groups,
+    widened,
+)
 
 FOLDS = 5
 """Parts of the groups. Each is predicted by a layer that is trained on the others."""
@@ -51,3 +66,58 @@ def cross_validated(
         layer = torch.linalg.solve((own * weights).T @ own + pull, (own * weights).T @ (wanted[used] - share))
         predicted[~used] = ((columns[~used] - mean) @ layer + share).argmax(1)
     return predicted
+
+
+@contextmanager
+def noted(model: nn.Module, found: list[Tensor], count: int) -> Iterator[None]:
+    """Add a model's pooled features (count, C) to a list after a pass: what its last module with weights gets.
+
+    They are averaged over the grid or the tokens. Nothing is added if no such module gets a row for each picture.
+    """
+    last: list[tuple[nn.Module, list[Tensor]]] = []
+
+    def note(module: nn.Module, inputs: list[Tensor], _: Any) -> None:
+        last[:] = [(module, inputs)]
+
+    with_weights = [module for module in model.modules() if next(module.parameters(recurse=False), None) is not None]
+    with forward_hooks(dict.fromkeys(with_weights, note)):
+        yield
+    for module, inputs in last:
+        for features in inputs[:1]:
+            if features.dim() > 1 and len(features) == count:
+                channels_first = isinstance(module, nn.modules.conv._ConvNd)
+                by_channel = features if channels_first else features.movedim(-1, 1)
+                found.append(by_channel.detach().float().cpu().reshape(count, by_channel.shape[1], -1).mean(2))
+
+
+@dataclass(frozen=True)
+class Shortcut:
+    """How well a linear layer on a model's features names the class of pictures without their object.
+
+    Attributes:
+        accuracy: the share of right names, the mean over the classes.
+        chance: what guessing gives.
+    """
+
+    accuracy: Estimate
+    chance: float
+
+
+def find_shortcut(pictures: Sequence[tuple[str, str, Float[np.ndarray, " d"]]], seed: int) -> Shortcut | None:
+    """Measure the shortcut in pictures without their object, each with its class, its group and its features.
+
+    None if there are fewer than two classes or MIN_GROUPS groups.
+    """
+    labels, groups, features = zip(*pictures, strict=True) if pictures else ((), (), ())
+    classes, of_group = group_numbers(labels), group_numbers(groups)
+    count = len(set(labels))
+    if count < 2 or len(set(groups)) < MIN_GROUPS:
+        return None
+    named = cross_validated(torch.from_numpy(np.stack(features)), torch.from_numpy(classes), groups, seed).numpy()
+    weights = 1 / np.bincount(classes)[classes] / count
+    right = weights * (named == classes)
+    sums = bootstrap_sums(
+        np.column_stack([right, weights]), of_group, [seed], strata=strata_of_groups(of_group, labels)
+    )
+    accuracy = interval(sums[:, 0] / sums[:, 1], float(right.sum()), effective_groups(groups))
+    return Shortcut(widened(accuracy), 1 / count)
