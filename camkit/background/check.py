@@ -18,6 +18,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 
+import numpy as np
 from markupsafe import Markup
 
 from camkit.background import kinds
@@ -325,7 +326,11 @@ def _run(
     )
     # The effects that were judged know their levels.
     measures = {name: replace(own, effects={**own.effects, **judged[name].effects}) for name, own in measures.items()}
-    alone = [(item.label, item.group, features) for item in sample if len(features := edited[item.name].alone)]
+    alone = [
+        (item.label, item.group, features)
+        for item in sample
+        if len(features := edited[item.name].alone) and np.isfinite(features).all()
+    ]
     first = next(iter(heat.values()))
     bare = [item.name for item in plan.data.items if plan.with_regions and not item.objects]
     return CheckResult(
