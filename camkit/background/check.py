@@ -327,9 +327,9 @@ def _run(
     # The effects that were judged know their levels.
     measures = {name: replace(own, effects={**own.effects, **judged[name].effects}) for name, own in measures.items()}
     alone = [
-        (item.label, item.group, features)
+        (item.label, item.group, row.alone, row.box)
         for item in sample
-        if len(features := edited[item.name].alone) and np.isfinite(features).all()
+        if len((row := edited[item.name]).alone) and np.isfinite(row.alone).all()
     ]
     first = next(iter(heat.values()))
     bare = [item.name for item in plan.data.items if plan.with_regions and not item.objects]

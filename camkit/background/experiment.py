@@ -45,7 +45,7 @@ from camkit.explaining.explanation import Explanation
 from camkit.images.filling import POINTING_TOLERANCE, dilated
 from camkit.images.prepare import prepare
 from camkit.images.read import LOSSLESS, jpeg_quality
-from camkit.images.regions import CropBoxes, check_crop, preprocess_region
+from camkit.images.regions import CropBoxes, check_crop, extent, preprocess_region
 from camkit.kit.store import PictureRow, RowKind, packed, unpacked
 from camkit.models import black_box_in
 from camkit.targets import EachTarget, logits_of
@@ -65,11 +65,13 @@ class EditsRow(PictureRow):
 
     ``why`` says why the picture was not shown on backgrounds of both kinds; it is "" if it was. ``alone`` has the
     model's pooled features of the picture without its object, the mean over the fills; it is empty without features.
+    ``box`` has the sides of what was removed and its share of the picture; zeros if that is the middle.
     """
 
     answers: list[tuple[Edit, Answer]]
     why: str = ""
     alone: _Floats = field(default_factory=lambda: np.empty(0, np.float32))
+    box: tuple[float, ...] = (0.0,) * 5
 
 
 EDITS = RowKind("edits", TypeAdapter(EditsRow))
@@ -544,8 +546,12 @@ class Experiment:
                     alone[item].append(pooled)
                 if len(answers[item]) == expected[item]:
                     own, features = answers.pop(item), alone.pop(item, [torch.empty(0)])
-                    mean = torch.stack(features).mean(0).numpy()
-                    yield EditsRow(item.name, list(own.items()), self.why_untested(item, own), mean)
+                    row = EditsRow(item.name, list(own.items()), self.why_untested(item, own))
+                    row = replace(row, alone=torch.stack(features).mean(0).numpy())
+                    picture = self.load(item)
+                    if picture is not None and picture.hole is not None:
+                        row = replace(row, box=(*map(float, extent(picture.hole)), float(picture.hole.double().mean())))
+                    yield row
         yield from (EditsRow(item.name, [], self.why_untested(item, [])) for item in expected if not expected[item])
 
 

@@ -92,32 +92,47 @@ def noted(model: nn.Module, found: list[Tensor], count: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Shortcut:
-    """How well a linear layer on a model's features names the class of pictures without their object.
+    """How often linear layers name the class of pictures whose object was removed; shares are means over the classes.
 
     Attributes:
-        accuracy: the share of right names, the mean over the classes.
-        chance: what guessing gives.
+        box: the share that is right if the layer knows only the size and place of the removed box.
+        all: the share if it also sees a model's features of the rest of the picture.
+        gain: the difference and its interval.
     """
 
-    accuracy: Estimate
-    chance: float
+    box: float
+    all: float
+    gain: Estimate
 
 
-def find_shortcut(pictures: Sequence[tuple[str, str, Float[np.ndarray, " d"]]], seed: int) -> Shortcut | None:
-    """Measure the shortcut in pictures without their object, each with its class, its group and its features.
+def find_shortcut(
+    pictures: Sequence[tuple[str, str, Float[np.ndarray, " d"], Sequence[float]]], seed: int
+) -> Shortcut | None:
+    """Measure the shortcut in pictures without their object; None if there are fewer than MIN_GROUPS groups.
 
-    None if there are fewer than two classes or MIN_GROUPS groups.
+    The features also show where something was filled, and so the box. What a layer gets from the box alone is no
+    shortcut of the background.
+
+    Args:
+        pictures: the class, the group and the features of each picture, and numbers for the size and place of its box.
+        seed: the seed of the parts and of the bootstrap.
     """
-    labels, groups, features = zip(*pictures, strict=True) if pictures else ((), (), ())
-    classes, of_group = group_numbers(labels), group_numbers(groups)
-    count = len(set(labels))
-    if count < 2 or len(set(groups)) < MIN_GROUPS:
+    labels, groups, features, boxes = zip(*pictures, strict=True) if pictures else ((), (), (), ())
+    if len(set(groups)) < MIN_GROUPS:
         return None
-    named = cross_validated(torch.from_numpy(np.stack(features)), torch.from_numpy(classes), groups, seed).numpy()
-    weights = 1 / np.bincount(classes)[classes] / count
-    right = weights * (named == classes)
-    sums = bootstrap_sums(
-        np.column_stack([right, weights]), of_group, [seed], strata=strata_of_groups(of_group, labels)
+    classes, of_group, rest = group_numbers(labels), group_numbers(groups), np.stack(features)
+    places = np.array(boxes) - np.mean(boxes, 0)
+    places /= np.maximum(places.std(0), 1e-9)
+    box = np.hstack([places, (places[:, :, None] * places[:, None]).reshape(len(places), -1)])
+    # The box counts as much as the features, however many these are
+    repeated = np.tile(box, max(1, rest.shape[1] // box.shape[1]))
+    weights = 1 / np.bincount(classes)[classes] / len(set(labels))
+    alone, both = (
+        weights * (cross_validated(torch.from_numpy(shown), torch.from_numpy(classes), groups, seed).numpy() == classes)
+        for shown in (box, np.hstack([rest, repeated]))
     )
-    accuracy = interval(sums[:, 0] / sums[:, 1], float(right.sum()), effective_groups(groups))
-    return Shortcut(widened(accuracy), 1 / count)
+    terms, strata = np.column_stack([both - alone, weights]), strata_of_groups(of_group, labels)
+    sums = bootstrap_sums(terms, of_group, [seed], strata=strata)
+    share, of_all = float(alone.sum()), float(both.sum())
+    gain = interval(sums[:, 0] / sums[:, 1], of_all - share, effective_groups(groups))
+    return Shortcut(share, of_all, widened(gain))

@@ -110,10 +110,11 @@ def test_the_check_tells_of_a_shortcut_that_the_model_does_not_use(folder, head,
 
     assert result.overall.accuracy.value == 1
     assert result.overall.gap.value == pytest.approx(0)
-    value, low = result.shortcut.accuracy.value, result.shortcut.accuracy.low
-    assert result.shortcut.chance == 0.5
-    assert value == 1 if is_there else 0.2 < value < 0.8
-    assert (low > 0.5) is is_there
+    found = result.shortcut
+    assert 0.2 < found.box < 0.8
+    assert found.all == 1 if is_there else 0.2 < found.all < 0.8
+    assert (found.gain.low > 0) is is_there
+    assert found.gain.value == pytest.approx(found.all - found.box)
     said = "there is a shortcut to learn, whether or not this model uses it" if is_there else "no shortcut was found"
     assert json.loads((tmp_path / "report.json").read_text())["shortcut"]["sentence"].endswith(said)
     for name in ("report.html", "summary.md"):
