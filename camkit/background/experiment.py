@@ -546,12 +546,10 @@ class Experiment:
                     alone[item].append(pooled)
                 if len(answers[item]) == expected[item]:
                     own, features = answers.pop(item), alone.pop(item, [torch.empty(0)])
-                    row = EditsRow(item.name, list(own.items()), self.why_untested(item, own))
-                    row = replace(row, alone=torch.stack(features).mean(0).numpy())
-                    picture = self.load(item)
-                    if picture is not None and picture.hole is not None:
-                        row = replace(row, box=(*map(float, extent(picture.hole)), float(picture.hole.double().mean())))
-                    yield row
+                    hole = None if (picture := self.load(item)) is None else picture.hole
+                    box = (0.0,) * 5 if hole is None else (*map(float, extent(hole)), float(hole.double().mean()))
+                    mean = torch.stack(features).mean(0).numpy()
+                    yield EditsRow(item.name, list(own.items()), self.why_untested(item, own), mean, box)
         yield from (EditsRow(item.name, [], self.why_untested(item, [])) for item in expected if not expected[item])
 
 

@@ -74,20 +74,18 @@ def noted(model: nn.Module, found: list[Tensor], count: int) -> Iterator[None]:
 
     They are averaged over the grid or the tokens. Nothing is added if no such module gets a row for each picture.
     """
-    last: list[tuple[nn.Module, list[Tensor]]] = []
+    last = list[tuple[nn.Module, Tensor]]()
 
     def note(module: nn.Module, inputs: list[Tensor], _: Any) -> None:
-        last[:] = [(module, inputs)]
+        last[:] = [(module, features) for features in inputs[:1]]
 
     with_weights = [module for module in model.modules() if next(module.parameters(recurse=False), None) is not None]
     with forward_hooks(dict.fromkeys(with_weights, note)):
         yield
-    for module, inputs in last:
-        for features in inputs[:1]:
-            if features.dim() > 1 and len(features) == count:
-                channels_first = isinstance(module, nn.modules.conv._ConvNd)
-                by_channel = features if channels_first else features.movedim(-1, 1)
-                found.append(by_channel.detach().float().cpu().reshape(count, by_channel.shape[1], -1).mean(2))
+    for module, features in last:
+        if features.dim() > 1 and len(features) == count:
+            by_channel = features if isinstance(module, nn.modules.conv._ConvNd) else features.movedim(-1, 1)
+            found.append(by_channel.detach().float().cpu().reshape(count, by_channel.shape[1], -1).mean(2))
 
 
 @dataclass(frozen=True)
