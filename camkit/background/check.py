@@ -18,6 +18,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 
+import numpy as np
 from markupsafe import Markup
 
 from camkit.background import kinds
@@ -35,6 +36,7 @@ from camkit.background.experiment import (
     remark_on_heat,
 )
 from camkit.background.plan import NO_ANSWER, SPARE_PICTURES, Plan, count_outputs, make_plan
+from camkit.background.probe import find_shortcut
 from camkit.background.report import BASELINE_FILE, PAGE, REPORTS
 from camkit.background.result import (
     CheckResult,
@@ -324,6 +326,11 @@ def _run(
     )
     # The effects that were judged know their levels.
     measures = {name: replace(own, effects={**own.effects, **judged[name].effects}) for name, own in measures.items()}
+    alone = [
+        (item.label, item.group, row.alone, row.box)
+        for item in sample
+        if len((row := edited[item.name]).alone) and np.isfinite(row.alone).all()
+    ]
     first = next(iter(heat.values()))
     bare = [item.name for item in plan.data.items if plan.with_regions and not item.objects]
     return CheckResult(
@@ -346,6 +353,7 @@ def _run(
             *filter(None, [remark_on_heat(plan)]),
         ),
         kinds=by_kind,
+        shortcut=None if plan.detects else find_shortcut(alone, settings.check.seed),
     )
 
 

@@ -45,7 +45,7 @@ from camkit.explaining.explanation import Explanation
 from camkit.images.filling import POINTING_TOLERANCE, dilated
 from camkit.images.prepare import prepare
 from camkit.images.read import LOSSLESS, jpeg_quality
-from camkit.images.regions import CropBoxes, check_crop, preprocess_region
+from camkit.images.regions import CropBoxes, check_crop, extent, preprocess_region
 from camkit.kit.store import PictureRow, RowKind, packed, unpacked
 from camkit.models import black_box_in
 from camkit.targets import EachTarget, logits_of
@@ -55,15 +55,23 @@ from camkit.types import EVEN, Failure, Placement
 Answers: TypeAlias = dict[Edit, Answer]
 
 
+_Floats: TypeAlias = Annotated[Float[np.ndarray, " n"], PlainValidator(unpacked), PlainSerializer(packed)]
+"""Values in float32, as in the file, so that a resumed check gives the same report."""
+
+
 @dataclass(frozen=True, eq=False)
 class EditsRow(PictureRow):
     """The model's answers to the edits of a picture.
 
-    ``why`` says why the picture was not shown on backgrounds of both kinds; it is "" if it was.
+    ``why`` says why the picture was not shown on backgrounds of both kinds; it is "" if it was. ``alone`` has the
+    model's pooled features of the picture without its object, the mean over the fills; it is empty without features.
+    ``box`` has the sides of what was removed and its share of the picture; zeros if that is the middle.
     """
 
     answers: list[tuple[Edit, Answer]]
     why: str = ""
+    alone: _Floats = field(default_factory=lambda: np.empty(0, np.float32))
+    box: tuple[float, ...] = (0.0,) * 5
 
 
 EDITS = RowKind("edits", TypeAdapter(EditsRow))
@@ -183,10 +191,6 @@ def headroom(within: Float[np.ndarray, "n cells"], everywhere: Float[np.ndarray,
 
 NO_HEAT = "no_heat"
 """The status of a picture that was not explained, because the model is a black box or a detector."""
-
-
-_Floats: TypeAlias = Annotated[Float[np.ndarray, " n"], PlainValidator(unpacked), PlainSerializer(packed)]
-"""Values in float32, as in the file, so that a resumed check gives the same report."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -520,9 +524,12 @@ class Experiment:
 
         def answered(
             batch: list[tuple[tuple[Item, Edit], Float[Tensor, "c h w"]]],
-        ) -> list[tuple[tuple[Item, Edit], Answer]]:
+        ) -> list[tuple[tuple[Item, Edit], Answer, Float[Tensor, " d"]]]:
             edited, tensors = zip(*batch, strict=True)
-            return list(zip(edited, self.plan.answer(torch.stack(tensors), [item for item, _ in edited]), strict=True))
+            features = list[Tensor]()
+            answers = self.plan.answer(torch.stack(tensors), [item for item, _ in edited], features)
+            pooled = torch.cat(features) if features else torch.empty(len(answers), 0)
+            return list(zip(edited, answers, pooled, strict=True))
 
         passes = (
             Task(functools.partial(answered, batch), in_thread=at_once > 1)
@@ -531,12 +538,18 @@ class Experiment:
         cores = torch.get_num_threads() // at_once
         expected: dict[Item, int] = {}
         answers: dict[Item, Answers] = defaultdict(dict)
+        alone: dict[Item, list[Tensor]] = defaultdict(list)
         for batch in in_order(passes, workers=at_once, ahead=at_once, cores=cores):
-            for (item, edit), answer in batch:
+            for (item, edit), answer, pooled in batch:
                 answers[item][edit] = answer
+                if edit.arm == "removed":
+                    alone[item].append(pooled)
                 if len(answers[item]) == expected[item]:
-                    own = answers.pop(item)
-                    yield EditsRow(item.name, list(own.items()), self.why_untested(item, own))
+                    own, features = answers.pop(item), alone.pop(item, [torch.empty(0)])
+                    hole = None if (picture := self.load(item)) is None else picture.hole
+                    box = (0.0,) * 5 if hole is None else (*map(float, extent(hole)), float(hole.double().mean()))
+                    mean = torch.stack(features).mean(0).numpy()
+                    yield EditsRow(item.name, list(own.items()), self.why_untested(item, own), mean, box)
         yield from (EditsRow(item.name, [], self.why_untested(item, [])) for item in expected if not expected[item])
 
 

@@ -22,6 +22,7 @@ from torchvision.ops import box_iou
 
 from camkit.background.data import SEVERAL_CLASSES, Dataset, Item, Row, grouped
 from camkit.background.edits import COMPRESSION, CUES
+from camkit.background.probe import noted
 from camkit.background.regions import boxes_on_input
 from camkit.engine.guard import interruptible
 from camkit.engine.passes import faster_format, quiet_pass
@@ -173,8 +174,13 @@ class Plan:
         """The number of pictures that pass through the model for the heat, and for the experiment."""
         return len(self.data.items), len(self.sample) * self.most_edits
 
-    def answer(self, batch: Float[Tensor, "n c h w"], items: Sequence[Item]) -> list[Answer]:
-        """Classify a batch of edits, or detect the objects in it; ``items`` has the picture of each edit."""
+    def answer(
+        self, batch: Float[Tensor, "n c h w"], items: Sequence[Item], features: list[Tensor] | None = None
+    ) -> list[Answer]:
+        """Classify a batch of edits, or detect the objects in it; ``items`` has the picture of each edit.
+
+        A classifier's pooled features (N, C) are added to ``features``, if it has any.
+        """
         module, precision = self.model.module, self.settings.check.precision
         device = device_of(module)
         inputs = batch.to(device, dtype_of(module))
@@ -182,7 +188,8 @@ class Plan:
         scores: list[Tensor] = []
         boxes: list[Detections] = []
         for part in inputs.split(len(inputs) if self.memory.keeps_pictures_apart(inputs[:1], len(inputs)) else 1):
-            with quiet_pass(module, device, precision, self.memory.record), interruptible():
+            noting = noted(module, features, len(part)) if features is not None else contextlib.nullcontext()
+            with quiet_pass(module, device, precision, self.memory.record), interruptible(), noting:
                 output = module(part)
                 if self.detects:
                     boxes += _boxes_in(output, len(part))

@@ -19,6 +19,7 @@ from camkit.background.card import write_card
 from camkit.background.effects import IMAGES, OVERALL, ImageRow, Measures, Pair, all_excluded_above, measure_all
 from camkit.background.kinds import Kinds
 from camkit.background.plan import WORSE, Plan
+from camkit.background.probe import Shortcut
 from camkit.background.report import BASELINE_FILE, PAGE, SCHEMA, checksum, logged, render_json, rendered
 from camkit.background.rule import Judgement, said, worst_first
 from camkit.errors import InputError, as_error, printable, refuse_pipe
@@ -65,6 +66,8 @@ class CheckResult(Tabular, Loggable):
         report: the HTML report; None if none was written.
         run: when and how the check was run.
         kinds: the accuracy of each class on each place that the data names; None if it names none.
+        shortcut: what a linear layer on the model's features finds in the pictures without their objects; None if the
+            model has no such features, or if there are too few groups.
     """
 
     classes: dict[str, Measures]
@@ -82,6 +85,7 @@ class CheckResult(Tabular, Loggable):
     untested: Mapping[str, str] = field(default_factory=dict)
     change: Change | None = None
     kinds: Kinds | None = None
+    shortcut: Shortcut | None = None
 
     def __repr__(self) -> str:
         """Return one line with the verdict and the first reason."""

@@ -204,6 +204,11 @@ def change_since_baseline(result: CheckResult) -> str:
     return "" if result.change is None else said("change_since_baseline", result.change, bool(result.regressed))
 
 
+def shortcut(result: CheckResult) -> str:
+    """Say whether there is a shortcut to learn in the data, whatever the model does; "" if that was not measured."""
+    return "" if result.shortcut is None else said("shortcut", result.shortcut, result.plan.removed)
+
+
 def provenance(result: CheckResult) -> list[tuple[str, str]]:
     """Return what a reader needs to repeat the check: the date, the command, the weights and the versions."""
     run, hashes, model = result.run, result.hashes, result.plan.model
@@ -251,6 +256,7 @@ def verdict(result: CheckResult) -> Text:
         (f"{len(unusable)} pictures could not be used, such as {unusable[0]}" if unusable else "", "yellow"),
         *((line, "yellow") for line in untested(result)[:3]),  # the most frequent causes
         (change_since_baseline(result), ""),
+        (shortcut(result), ""),
     ]
     text = Text.assemble((result.verdict, _STYLES[result.verdict]), f": {printable(sentence(result))}\n")
     for line, style in lines:
@@ -342,6 +348,7 @@ def render_html(result: CheckResult, showcase: Showcase | None = None) -> str:
         settings=plan.settings,
         shares=SHARES,
         kinds=result.kinds,
+        shortcut=shortcut(result),
         strips=showcase.strips,
         references=said("references").split("\n"),
         caveat=said("caveat", result.verdict),
@@ -463,6 +470,7 @@ def render_json(result: CheckResult) -> str:
         "overall": _measures(result.overall, result.judged[OVERALL]),
         "classes": {name: _measures(measures, result.judged[name]) for name, measures in result.classes.items()},
         "kinds": kinds and {"source": "place", **asdict(kinds), "sentences": list(kinds.sentences)},
+        "shortcut": result.shortcut and {**asdict(result.shortcut), "sentence": shortcut(result)},
         "change": result.change and result.change.to_dict(),
         "images": [{**IMAGES.dump_python(row), "sha256": hashes[row.name]} for row in result.images],
         "caveat": said("caveat", result.verdict),
