@@ -361,7 +361,7 @@ def _by_score(run: _Run, *, differentiates: bool) -> Iterator[tuple[Any, ...] | 
 def _read(
     run: _Run, scored: Scores, *, differentiates: bool = False
 ) -> tuple[list[Saved], list[Tensor], Float[Tensor, "n queries"]]:
-    """Return the maps that a score depends on, their gradients, and the weights of the queries that it is computed from.
+    """Return the maps that a score depends on, their gradients, and as weights the queries that it is computed from.
 
     One backward pass gives all gradients. If none are needed, only the last map is differentiated.
 
