@@ -78,6 +78,8 @@ class AttentionRecorder(TorchFunctionMode):
         if func in _OPENED:
             with self:
                 return self._open[func](*args, **kwargs)
+        if func is functional.linear:  # without gradients of the weights, the graph keeps no inputs
+            args = tuple(each.detach() if isinstance(each, nn.Parameter) else each for each in args)
         result = func(*args, **kwargs)
         if func not in (functional.softmax, torch.softmax, Tensor.softmax, torch.special.softmax):
             return result
