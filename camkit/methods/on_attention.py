@@ -78,6 +78,8 @@ class AttentionRecorder(TorchFunctionMode):
         if func in _OPENED:
             with self:
                 return self._open[func](*args, **kwargs)
+        if func is functional.linear:  # without gradients of the weights, the graph keeps no inputs
+            args = tuple(each.detach() if isinstance(each, nn.Parameter) else each for each in args)
         result = func(*args, **kwargs)
         if func not in (functional.softmax, torch.softmax, Tensor.softmax, torch.special.softmax):
             return result
@@ -353,33 +355,36 @@ def _by_score(run: _Run, *, differentiates: bool) -> Iterator[tuple[Any, ...] | 
         if is_absent(scored):
             yield None
             continue
-        maps, rows = _read(run, scored)
-        given = [[saved.output.detach().float() for saved in maps]]
-        if differentiates:
-            given.append(run.gradients(scored, maps))
-        yield *given, rows
+        maps, gradients, rows = _read(run, scored, differentiates=differentiates)
+        values = [saved.output.detach().float() for saved in maps]
+        yield (values, gradients, rows) if differentiates else (values, rows)
 
 
-def _read(run: _Run, scored: Scores) -> tuple[list[Saved], Float[Tensor, "n queries"]]:
-    """Return the maps that a score depends on, and which queries of the last one it is computed from, as weights.
+def _read(
+    run: _Run, scored: Scores, *, differentiates: bool = False
+) -> tuple[list[Saved], list[Tensor], Float[Tensor, "n queries"]]:
+    """Return the maps that a score depends on, their gradients, and as weights the queries that it is computed from.
 
-    These are the class token, or all prefix tokens that the score depends on; or the other tokens, if the model
-    averages them. They count equally. The gradient with respect to a map is zero in the row of a token that does not
-    count. A model may also leave out what its last layers return.
+    One backward pass gives all gradients. If none are needed, only the last map is differentiated.
+
+    The queries are those of the last map: the class token, or all prefix tokens that the score depends on; or the other
+    tokens, if the model averages them. They count equally. The gradient with respect to a map is zero in the row of a
+    token that does not count. A model may also leave out what its last layers return.
 
     Raises:
         MethodError: the score depends on no map.
     """
     maps = list(run.attention.maps)
+    gradients = run.gradients(scored, maps) if differentiates else []
     while maps:
-        (gradient,) = run.gradients(scored, maps[-1:])
+        (last,) = gradients[-1:] or run.gradients(scored, maps[-1:])
         if maps[-1].reached:
-            read = gradient.ne(0).any(3).any(1)
+            read = last.ne(0).any(3).any(1)
             in_prefix = torch.zeros_like(read)
             in_prefix[:, : run.layout.prefix if read.shape[1] == run.tokens else 0] = True
             read = torch.where((read & in_prefix).any(1, keepdim=True), read & in_prefix, read).float()
-            return maps, read / read.sum(1, keepdim=True).clamp(min=1)
-        maps.pop()
+            return maps, gradients, read / read.sum(1, keepdim=True).clamp(min=1)
+        maps, gradients = maps[:-1], gradients[:-1]
     raise _no_gradient(run)
 
 

@@ -531,6 +531,21 @@ def test_other_tokens_may_stand_anywhere_or_are_refused(at: int, registers: int,
         assert_same(found.raw, expected.raw)
 
 
+def test_a_target_takes_one_backward_pass_for_all_maps() -> None:
+    model, seen = of_torchvision(), []
+
+    def watch(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(seen.append)
+
+    model.heads.register_forward_hook(watch)
+    explainer = camkit.Explainer(model, method="chefer")
+    explainer(pictures(1)[0], 3)
+    seen.clear()
+    explainer(pictures(1)[0], 3)
+    assert len(seen) == 1
+
+
 def test_a_method_of_the_users_own() -> None:
     @camkit.register_method("last-attention", needs="attention", layer=False)
     def last_attention(maps: list[Tensor], rows: Tensor) -> Tensor:
