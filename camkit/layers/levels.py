@@ -49,14 +49,18 @@ def choose_for_boxes(trace: Trace, readings: LayoutReadings) -> Decision:
     rows = rows_of(trace, readings, verdicts)
     of_levels = _levels(trace, usable)
     if of_levels:
-        reason = f"the inputs of the neck, {len(of_levels)} grids that all boxes are computed from"
-        levels = Levels(
-            layer_at(trace, readings, call, reason + UNSURE * readings[call].unsure, sure=not readings[call].unsure)
-            for call in of_levels
+        count = len(of_levels)
+        neck, head = (
+            [
+                layer_at(trace, readings, call, reason + UNSURE * readings[call].unsure, sure=not readings[call].unsure)
+                for call in calls
+            ]
+            for calls, reason in (
+                (of_levels, f"the inputs of the neck, {count} grids that all boxes are computed from"),
+                (_ends(trace, usable, of_levels), f"the inputs of the head, {count} grids whose cells have boxes"),
+            )
         )
-        reason = f"the inputs of the head, {len(of_levels)} grids whose cells have boxes"
-        ends = HeadInputs(layer_at(trace, readings, call, reason) for call in _ends(trace, usable, of_levels))
-        return Decision(trace.size, rows, levels[-1], any_target=True, levels=ends or levels)
+        return Decision(trace.size, rows, neck[-1], any_target=True, levels=HeadInputs(head) or Levels(neck))
     last = _last_before_all_boxes(trace, {call: usable[call] for call in usable if not readings[call].unsure})
     first = [calls[0] for calls in trace.by_output.values()]  # an outer module returns it later
     fit = [call for call in first if call.name and not verdicts[call] and call is not last]

@@ -145,11 +145,11 @@ def _explained(detections: Detections, number: int | None, part: Part | None) ->
     Raises:
         TargetError: the detector does not return the part.
     """
-    if part in _SIDES:
+    if part is None:
+        each = detections.get("logits", detections["scores"])
+    elif part in _SIDES:
         place, sign = _SIDES[part]
         each = detections["boxes"][:, place] * sign
-    elif part is None:
-        each = detections.get("logits", detections["scores"])
     elif part in detections:
         each = detections[part]
     else:
@@ -159,8 +159,10 @@ def _explained(detections: Detections, number: int | None, part: Part | None) ->
     if part is None and "dense" in detections:
         label, corners = detections["labels"][number], detections["boxes"][number].detach().tolist()
         of_object = _overlaps({"boxes": detections["all_boxes"].detach()}, corners) >= _SAME_OBJECT
-        weights = detections["all_scores"][:, label].detach() * of_object
-        return (detections["all_logits"][:, label] * weights).sum() / weights.sum()
+        logits = detections["all_logits"][:, label]
+        # The shares of the boxes in the sum of their probabilities; these may be too small for a division.
+        shares = torch.nn.functional.logsigmoid(logits.detach()).masked_fill(~of_object, -torch.inf).softmax(0)
+        return (logits * shares).sum()
     return each[number]
 
 
