@@ -215,10 +215,8 @@ class Dense(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem, self.stage = nn.Conv2d(3, 8, 3, 8, 1), nn.Conv2d(8, 8, 3, 2, 1)
-        self.down, self.up, self.mixed = nn.Conv2d(8, 8, 3, 1, 1), nn.Conv2d(8, 8, 3, 2, 1), nn.Conv2d(8, 8, 3, 1, 1)
-        self.towers = nn.ModuleList(nn.Conv2d(8, 8, 3, 1, 1) for _ in range(2))
-        self.heads = nn.ModuleList(nn.Conv2d(8, 2 + 4, 1) for _ in range(2))
+        self.stem, self.stage, self.up = (nn.Conv2d(given, 8, 3, step, 1) for given, step in ((3, 8), (8, 2), (8, 2)))
+        self.down, self.mixed, self.tower, self.head = (nn.Conv2d(8, kept, 3, 1, 1) for kept in (8, 8, 8, 6))
 
     def forward(self, images: torch.Tensor) -> list[dict[str, torch.Tensor]]:
         fine = self.stem(images).tanh()
@@ -226,20 +224,17 @@ class Dense(nn.Module):
         fine = self.down(fine + functional.interpolate(coarse, scale_factor=2))
         coarse = self.mixed(coarse + self.up(fine.tanh()).tanh())
         rows = []
-        for level, tower, head in zip((fine, coarse), self.towers, self.heads, strict=True):
-            found = head(tower(level).tanh())
-            middles = (torch.cartesian_prod(*map(torch.arange, found.shape[2:])).flip(1) + 0.5) * 64 / found.shape[3]
-            boxes, logits = found.flatten(2).mT.split([4, 2], 2)
-            reach = 16 * boxes.exp()
-            rows.append((torch.cat([middles - reach[..., :2], middles + reach[..., 2:]], 2), logits))
-        corners, logits = (torch.cat(parts, 1) for parts in zip(*rows, strict=True))
-        return [_whole(*of_image) for of_image in zip(corners, logits, strict=True)]
-
-
-def _whole(corners: torch.Tensor, logits: torch.Tensor) -> dict[str, torch.Tensor]:
-    best, labels = logits.max(1)
-    found = {"all_boxes": corners, "all_logits": logits, "all_scores": logits.sigmoid(), "dense": torch.tensor(True)}
-    return {**found, "boxes": corners, "labels": labels, "logits": best, "scores": best.sigmoid()}
+        for level in (fine, coarse):
+            found = self.head(self.tower(level).tanh()).flatten(2).mT
+            middles = (torch.cartesian_prod(*map(torch.arange, level.shape[2:])).flip(1) + 0.5) * 64 / level.shape[3]
+            reach = 16 * found[..., :4].exp()
+            boxes = torch.cat([middles - reach[..., :2], middles + reach[..., 2:]], 2)
+            rows.append(torch.cat([boxes, found[..., 4:]], 2))
+        corners, logits = torch.cat(rows, 1).split([4, 2], 2)
+        best, labels = logits.max(2)
+        of_batch = {"all_boxes": corners, "all_logits": logits, "all_scores": logits.sigmoid(), "dense": best > 0}
+        of_batch |= {"boxes": corners, "labels": labels, "logits": best, "scores": best.sigmoid()}
+        return [{name: values[place] for name, values in of_batch.items()} for place in range(len(images))]
 
 
 @pytest.mark.parametrize("number", [9, 36, 70])
@@ -260,11 +255,10 @@ def test_boxes_of_cells_are_explained_together_at_the_inputs_of_the_head(number)
     net.mixed.register_forward_hook(starts)
     (row,) = net(images[:1])
     label, box = row["labels"][number], row["boxes"][number]
-    top = total = torch.tensor(0.0)
+    (top, total), area = (torch.tensor(0.0), 0.0), (box[2:] - box[:2]).prod()
     for other, logits in zip(row["boxes"], row["all_logits"], strict=True):
-        sides = [torch.minimum(box[2:], other[2:]), torch.maximum(box[:2], other[:2])]
-        shared = (sides[0] - sides[1]).clamp(min=0).prod()
-        if shared >= 0.5 * ((box[2:] - box[:2]).prod() + (other[2:] - other[:2]).prod() - shared):
+        shared = (torch.minimum(box[2:], other[2:]) - torch.maximum(box[:2], other[:2])).clamp(min=0).prod()
+        if shared >= 0.5 * (area + (other[2:] - other[:2]).prod() - shared):
             top, total = top + logits[label].sigmoid().item() * logits[label], total + logits[label].sigmoid().item()
     (top / total).backward()
     expected = torch.zeros(8, 8)
