@@ -44,6 +44,14 @@ class LayerRow:
 class Levels(tuple[TargetLayer, ...]):
     """The grids of a detector's boxes, from the finest to the coarsest: the maps of all are added."""
 
+    centred = False
+
+
+class HeadInputs(Levels):
+    """Those whose cells have boxes, where the detector's head begins."""
+
+    centred = True
+
 
 @dataclass(frozen=True)
 class Decision:

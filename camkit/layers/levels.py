@@ -1,8 +1,10 @@
-"""A detector's layers: the inputs of its neck, from which the boxes of all sizes are computed.
+"""A detector's layers: the inputs of its head or of its neck, from which the boxes of all sizes are computed.
 
-A backbone makes coarser and coarser grids. A neck mixes them: its cells come from a coarser grid as well. Heat is made
-where the neck begins. At its end, a box's score depends on a few cells around the middle of the box; in the backbone,
-it depends on the object. Zhao & Chan 2023 (ODAM, arXiv:2304.06354) differentiate the score of one box in this way.
+A backbone makes coarser and coarser grids. A neck mixes them: its cells come from a coarser grid as well. The head
+makes boxes of the neck's grids. If each cell has boxes, heat is made where the head begins: there, all boxes of an
+object together depend on the whole object. Elsewhere, heat is made where the neck begins: at its end, a box's score
+depends on a few cells around the middle of the box; in the backbone, it depends on the object. Zhao & Chan 2023 (ODAM,
+arXiv:2304.06354) differentiate the score of one box in this way.
 """
 
 from __future__ import annotations
@@ -11,10 +13,11 @@ import math
 from collections.abc import Mapping
 
 from camkit.engine.passes import to_grid
-from camkit.layers.decision import UNSURE, Decision, Levels, layer_at, next_best, rows_of
+from camkit.layers.decision import UNSURE, Decision, HeadInputs, Levels, layer_at, next_best, rows_of
 from camkit.layers.influence import structural_verdict
 from camkit.layers.layouts import LayoutReadings
 from camkit.layers.trace import Trace, TracedCall
+from camkit.targets.scores import detections_of
 from camkit.types import Layout
 
 _LEAST_SIDE = 2
@@ -46,12 +49,18 @@ def choose_for_boxes(trace: Trace, readings: LayoutReadings) -> Decision:
     rows = rows_of(trace, readings, verdicts)
     of_levels = _levels(trace, usable)
     if of_levels:
-        reason = f"the inputs of the neck, {len(of_levels)} grids that all boxes are computed from"
-        levels = Levels(
-            layer_at(trace, readings, call, reason + UNSURE * readings[call].unsure, sure=not readings[call].unsure)
-            for call in of_levels
+        count = len(of_levels)
+        neck, head = (
+            [
+                layer_at(trace, readings, call, reason + UNSURE * readings[call].unsure, sure=not readings[call].unsure)
+                for call in calls
+            ]
+            for calls, reason in (
+                (of_levels, f"the inputs of the neck, {count} grids that all boxes are computed from"),
+                (_ends(trace, usable, of_levels), f"the inputs of the head, {count} grids whose cells have boxes"),
+            )
         )
-        return Decision(trace.size, rows, levels[-1], any_target=True, levels=levels)
+        return Decision(trace.size, rows, neck[-1], any_target=True, levels=HeadInputs(head) or Levels(neck))
     last = _last_before_all_boxes(trace, {call: usable[call] for call in usable if not readings[call].unsure})
     first = [calls[0] for calls in trace.by_output.values()]  # an outer module returns it later
     fit = [call for call in first if call.name and not verdicts[call] and call is not last]
@@ -88,6 +97,34 @@ def _levels(trace: Trace, layouts: Mapping[TracedCall, Layout]) -> list[TracedCa
             levels.insert(0, last)
     beside = trace.before_the_score(*levels) & trace.graph.leaves
     return levels if len(levels) > 1 and not beside else []
+
+
+def _ends(trace: Trace, layouts: Mapping[TracedCall, Layout], levels: list[TracedCall]) -> list[TracedCall]:
+    """Return the inputs of a detector's head, from the finest grid to the coarsest; empty if its cells have no boxes.
+
+    Each is the last layer of its grid that both the boxes and the scores of its cells are computed from. At least two
+    layers with weights follow: the last one often sees a single cell.
+    """
+    graph, (found,) = trace.graph, detections_of(trace.output, 1) or [{}]
+    if "dense" not in found:
+        return []
+    grids = {call: math.prod(layout.grid) for call, layout in layouts.items() if call.alone}
+    mixing = sum({1 << call.operation for call in _split(trace, grids)[1] if call.operation is not None})
+    behind = [call for call in grids if graph.ancestors(call.operation) & mixing]
+    weighted = [call for call in trace.calls if call.weighted and call.operation is not None]
+    for _ in range(2):
+        members = graph.ancestors(*graph.inputs(*(call.operation for call in weighted if call.operation is not None)))
+        weighted = [call for call in weighted if call.is_among(members)]
+    ends: list[TracedCall] = []
+    for level in reversed(levels):
+        others = [*ends, *(call for call in behind if grids[call] != grids[level])]
+        for call in reversed(grids):
+            if grids[call] == grids[level] and call.is_among(members):
+                paths = [trace.before(graph.number(found[name].grad_fn), call, *others) for name in ("boxes", "scores")]
+                if not any(path & graph.leaves for path in paths):
+                    ends.insert(0, call)
+                    break
+    return ends if len(ends) == len(levels) else []
 
 
 def _last_before_all_boxes(trace: Trace, layouts: dict[TracedCall, Layout]) -> TracedCall | None:

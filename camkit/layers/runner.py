@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from camkit.layers.decision import UNSURE, Decision, Levels
 from camkit.layers.layouts import infer_layout
 from camkit.layers.memory import ModelMemory, kind_of
 from camkit.layers.trace import FramesFirstError
-from camkit.methods import AUTO, METHODS, ODAM, SHARPENED, Method
+from camkit.methods import AUTO, METHODS, SHARPENED, Method
 from camkit.methods.on_attention import check_cells
 from camkit.methods.on_one_picture import at_once
 from camkit.methods.registry import FINE, Way, sharpening
@@ -102,7 +103,7 @@ class Runner:
         captured, layers, used = self._at_layers(method, targets, inputs, way)
         captured = used.joined(captured, tuple(inputs.shape[2:]))
         # Grad-CAM weights whole channels, which a detector's boxes share.
-        for_boxes = METHODS["hirescam"] if self.method in (AUTO, SHARPENED) and used != ODAM else None
+        for_boxes = METHODS["hirescam"] if self.method in (AUTO, SHARPENED) and not isinstance(way[1], Levels) else None
         return Ran(captured, layers, used, for_boxes)
 
     def _of_tokens(self, method: Method, targets: tuple[Target, ...], inputs: Tensor) -> Ran:
@@ -259,8 +260,9 @@ class Runner:
 
 
 def _may_miss(captured: Capture, method: Method) -> bool:
-    """Tell whether some score does not depend on the layers."""
+    """Tell whether some score does not depend on the layers; a box may come from one of several grids."""
     if not method.reads_gradients:
         return False
-    gradients = (gradient for features in captured.features for gradient in features.by_target)
-    return not all(bool(gradient.flatten(1).any(1).all()) for gradient in gradients)
+    by_target = zip(*(features.by_target for features in captured.features), strict=True)
+    influences = (torch.stack([each.flatten(1).any(1) for each in gradients]).any(0) for gradients in by_target)
+    return not all(bool(influence.all()) for influence in influences)

@@ -9,6 +9,7 @@ import importlib
 
 from camkit.methods.registry import (
     AUTO,
+    CENTRED,
     METHODS,
     ODAM,
     SHARPENED,
@@ -26,6 +27,7 @@ from camkit.methods.registry import (
 
 __all__ = [
     "AUTO",
+    "CENTRED",
     "METHODS",
     "ODAM",
     "SHARPENED",

@@ -152,7 +152,7 @@ class Method:
     @functools.cached_property
     def shares_pass(self) -> bool:
         """True if it weights what a plain pass leaves at the layer, so that several such methods can share one pass."""
-        alone = self.stages or self.finer or self in (AUTO, SHARPENED, ODAM)
+        alone = self.stages or self.finer or self in (AUTO, SHARPENED, ODAM, CENTRED)
         return self.needs in ("gradients", "activations") and self.layer and not alone
 
     @functools.cached_property
@@ -191,8 +191,9 @@ class Method:
             return self, decision.stages()
         if self == AUTO and attends and (layout := decision.chosen().layout) is not None and layout.has_tokens:
             return METHODS["chefer"], (decision.chosen(),)
-        if self in (AUTO, ODAM) and decision.levels:
-            return ODAM, decision.levels
+        if self in (AUTO, ODAM, CENTRED) and decision.levels:
+            of_boxes = CENTRED if decision.levels.centred else ODAM
+            return (of_boxes if self == AUTO else self), decision.levels
         chosen = decision.chosen()
         if self in (AUTO, SHARPENED) and decision.finer is not None:
             return sharpening((decision.finer, chosen))
@@ -287,6 +288,18 @@ ODAM = Method(
 """What "auto" takes for a detector's boxes; it is no entry of ``METHODS``, since it reads several layers."""
 
 
+CENTRED = Method(
+    "layercam-centred",
+    title="LayerCAM, centred",
+    summary="positive gradients times what a cell has above its channel's mean, summed over the grids of a detector",
+    paper="after Jiang et al. 2021, LayerCAM, IEEE Transactions on Image Processing 30",
+    needs="gradients",
+    weights=_finished,
+    unit="Evidence in units of the score",
+)
+"""What "auto" takes for boxes that the cells of the grids have; it is no entry of ``METHODS`` either."""
+
+
 def sharpening(layers: tuple[TargetLayer, ...]) -> Way:
     """Return the method that sharpens the second of two layers by the first, and the layers with that reason."""
     finer, deepest = layers
@@ -296,7 +309,7 @@ def sharpening(layers: tuple[TargetLayer, ...]) -> Way:
 
 def known_method(name: str) -> Method | None:
     """Return a method by its name; None if nothing here has it, as if it was a function of the user's."""
-    return {method.name: method for method in (AUTO, SHARPENED, ODAM)}.get(name) or METHODS.get(name)
+    return {method.name: method for method in (AUTO, SHARPENED, ODAM, CENTRED)}.get(name) or METHODS.get(name)
 
 
 def check_name(

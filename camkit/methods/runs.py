@@ -20,11 +20,11 @@ from camkit.engine.guard import interruptible
 from camkit.engine.heatmap import finest, moved_to, resample, weighted_sum
 from camkit.engine.passes import Capture, Features, Pass, are_alike, capture, is_absent, to_grid
 from camkit.errors import LayerError, MethodError, TargetError, advice, listing_layers
-from camkit.methods.feature_maps import first_component, gradcam, gradcam_elementwise
+from camkit.methods.feature_maps import first_component, gradcam, gradcam_elementwise, layercam
 from camkit.methods.on_attention import of_attention
 from camkit.methods.on_input import of_guided, of_parts, second_derivatives
 from camkit.methods.on_one_picture import of_pictures, of_references, of_scores, only_layer
-from camkit.methods.registry import ODAM, SHARPENED, Method
+from camkit.methods.registry import CENTRED, ODAM, SHARPENED, Method
 from camkit.targets.scores import Scores, describe, passing_through
 from camkit.types import CellPositions, LayerRef, Placement
 
@@ -88,7 +88,7 @@ def _sharpened_weights(
     return positive / largest * evidence[:, None]
 
 
-def pooled(captured: Capture, size: tuple[int, ...]) -> Capture:
+def pooled(captured: Capture, size: tuple[int, ...], *, centred: bool = False) -> Capture:
     """Return what a pass captured at several grids as the sum of their maps on the finest one.
 
     A map is the positive part of gradients times activations, summed over the channels. A cell of a coarse grid covers
@@ -98,20 +98,27 @@ def pooled(captured: Capture, size: tuple[int, ...]) -> Capture:
     Args:
         captured: of one or more layers, with gradients.
         size: of the input.
+        centred: True for positive gradients times activations less their channel's mean over the cells: after a SiLU or
+            a batch normalisation, an activation of 0 does not stand for "nothing there".
     """
     grids = [tuple(features.activations.shape[2:]) for features in captured.features]
     goal = captured.features[finest(grids)]
     wanted = goal.placement.centres(tuple(goal.activations.shape[2:]), size)
     summed = tuple(
-        torch.stack([_spread_over(wanted, features, number, size) for features in captured.features]).sum(0)
+        torch.stack([_spread_over(wanted, features, number, size, centred) for features in captured.features]).sum(0)
         for number in range(len(captured.scores))
     )
     return replace(captured, features=(replace(goal, by_target=summed),))
 
 
-def _spread_over(wanted: CellPositions, features: Features, number: int, size: tuple[int, ...]) -> Tensor:
+def _spread_over(
+    wanted: CellPositions, features: Features, number: int, size: tuple[int, ...], centred: bool
+) -> Tensor:
     """Return one layer's map for the target with this number on another grid, with the same sum."""
-    raw = weighted_sum(features.by_target[number], features.activations).relu()
+    weights, maps = features.by_target[number], features.activations.float()
+    if centred:
+        weights, maps = layercam(maps, weights), maps - maps.mean(tuple(range(2, maps.dim())), keepdim=True)
+    raw = weighted_sum(weights, maps).relu()
     grid = tuple(raw.shape[1:])
     own = features.placement.centres(grid, size)
     if own == wanted:
@@ -233,7 +240,11 @@ RUNS: Mapping[str, Callable[[Pass, Method], Capture]] = {
 """The pass of each kind of method: it runs the model, and leaves gradients, or the method's finished weights."""
 
 
-JOINS: Mapping[str, Callable[[Capture, tuple[int, ...]], Capture]] = {SHARPENED.name: sharpened, ODAM.name: pooled}
+JOINS: Mapping[str, Callable[[Capture, tuple[int, ...]], Capture]] = {
+    SHARPENED.name: sharpened,
+    ODAM.name: pooled,
+    CENTRED.name: functools.partial(pooled, centred=True),
+}
 """How the methods that read several layers make one map of what a pass captured there."""
 
 

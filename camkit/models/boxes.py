@@ -112,7 +112,8 @@ def read(
 ) -> list[dict[str, Tensor]]:
     """Return for each picture its ``boxes`` (K, 4) in pixels, their ``labels``, ``scores`` and ``logits`` (K,).
 
-    Beside them are those before suppression: ``all_boxes`` (A, 4), ``all_scores`` and ``all_logits`` (A, classes).
+    Beside them are those before suppression: ``all_boxes`` (A, 4), ``all_scores`` and ``all_logits`` (A, classes), and
+    ``dense`` if each cell has boxes.
 
     Raises:
         ModelError: the outputs are not of this kind.
@@ -123,6 +124,8 @@ def read(
         found = decode(outputs, images.shape[2:], classes)
         if kind == "yolo" and _is_final(outputs[0]):
             overlap = 1.0  # the network itself chose these boxes
+        else:
+            found["dense"] = torch.ones(len(images), dtype=torch.bool)
         found["all_logits"] = found["all_scores"].logit(torch.finfo(images.dtype).eps)
         return [_remaining({name: found[name][place] for name in found}, overlap) for place in range(len(images))]
 

@@ -192,8 +192,8 @@ def logits(model: Any, images: Float[Tensor, "n c h w"]) -> Tensor:
 def boxes(model: Any, images: Float[Tensor, "n c h w"], *, classes: int, task: str) -> list[dict[str, Tensor]]:
     """Return for each picture its ``boxes`` (K, 4) in pixels, their ``labels``, ``scores`` and ``logits`` (K,).
 
-    ``all_boxes`` (A, 4), ``all_scores`` and ``all_logits`` (A, classes) are those before suppression. A network that
-    segments also returns ``mask`` (K,): how sure it is of each box's mask.
+    ``all_boxes`` (A, 4), ``all_scores`` and ``all_logits`` (A, classes) are those before suppression; ``dense`` says
+    that each cell has boxes. A network that segments also returns ``mask`` (K,): how sure it is of each box's mask.
 
     Args:
         model: returns a tensor (N, 4 + classes + more, anchors) with the boxes' middles and sizes in pixels and the
@@ -218,6 +218,7 @@ def boxes(model: Any, images: Float[Tensor, "n c h w"], *, classes: int, task: s
             corners = box_convert(rows[:, :4], "cxcywh", "xyxy")
             kept = batched_nms(corners.detach(), best.detach().sigmoid(), labels, _OVERLAP)[:_MOST_BOXES]
         everything = {"all_boxes": corners, "all_scores": rows[:, 4 : 4 + classes], "all_logits": by_class}
+        everything["dense"] = torch.ones((), dtype=torch.bool)
         scored = {**everything, "scores": best[kept].sigmoid(), "labels": labels[kept], "logits": best[kept]}
         if masks is not None:
             cells = corners[kept].detach() * masks.shape[2] / images.shape[3]

@@ -105,14 +105,15 @@ def box_scores(
     """
     numbers = [int(order[rank - 1]) if len(order) >= rank else None for order in candidates]
     pairs = list(zip(images, numbers, strict=True))
-    explained = [(_explained(detections, part), number) for detections, number in pairs]
     have_labels = all("labels" in detections for detections in images)
     kind = "logit" if all("logits" in detections for detections in images) else "score"
+    if part is None and all("dense" in detections for detections in images):
+        kind = "mean logit, over all boxes of the object,"
     if part is not None:
         kinds = {"objectness": "objectness", "mask": "mean logit, inside the mask,"}
         kind = kinds.get(part, f"distance in pixels, outwards, of the {part} side")
     return Scores(
-        values=torch.stack([each.sum() * 0 if number is None else each[number] for each, number in explained]),
+        values=torch.stack([_explained(detections, number, part) for detections, number in pairs]),
         indices=tuple(-1 if number is None else int(found["labels"][number]) for found, number in pairs)
         if have_labels
         else None,
@@ -135,20 +136,38 @@ def _overlaps(detections: Detections, corners: Sequence[float]) -> Float[Tensor,
     return cast("Tensor", box_iou(boxes, torch.tensor([corners], device=boxes.device))[:, 0])
 
 
-def _explained(detections: Detections, part: Part | None) -> Tensor:
-    """Return what is differentiated: the boxes' logits if the detector returns these too, else their scores.
+def _explained(detections: Detections, number: int | None, part: Part | None) -> Float[Tensor, ""]:
+    """Return what is differentiated: a box's logit if the detector returns these too, else its score; 0 without a box.
+
+    If each cell has boxes, many boxes are of one object, and suppression leaves one of them. Then it is the mean logit
+    of all those that overlap this one, weighted by the probability of its class.
 
     Raises:
         TargetError: the detector does not return the part.
     """
     if part is None:
-        return detections.get("logits", detections["scores"])
-    if part in _SIDES:
+        each = detections.get("logits", detections["scores"])
+    elif part in _SIDES:
         place, sign = _SIDES[part]
-        return detections["boxes"][:, place] * sign
-    if part not in detections:
+        each = detections["boxes"][:, place] * sign
+    elif part in detections:
+        each = detections[part]
+    else:
         raise TargetError(f"the detector returns no {part}; explain the score of the box's class, or one of its sides")
-    return detections[part]
+    if number is None:
+        return each.sum() * 0
+    if part is None and "dense" in detections:
+        label, corners = detections["labels"][number], detections["boxes"][number].detach().tolist()
+        of_object = _overlaps({"boxes": detections["all_boxes"].detach()}, corners) >= _SAME_OBJECT
+        logits = detections["all_logits"][:, label]
+        # The shares of the boxes in the sum of their probabilities; these may be too small for a division.
+        shares = torch.nn.functional.logsigmoid(logits.detach()).masked_fill(~of_object, -torch.inf).softmax(0)
+        return (logits * shares).sum()
+    return each[number]
+
+
+_SAME_OBJECT = 0.5
+"""Boxes of a class that overlap by at least this are of one object: the usual limit (Everingham et al. 2010)."""
 
 
 @dataclass(frozen=True)

@@ -210,6 +210,67 @@ def test_a_boxs_heat_is_gradient_times_activation_added_over_the_inputs_of_the_n
     assert np.allclose(found.raw, right, atol=1e-5 * right.max())
 
 
+class Dense(nn.Module):
+    """A detector whose cells have a box each, on two grids that a neck mixes both ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.stage, self.up = (nn.Conv2d(given, 8, 3, step, 1) for given, step in ((3, 8), (8, 2), (8, 2)))
+        self.down, self.mixed, self.tower, self.head = (nn.Conv2d(8, kept, 3, 1, 1) for kept in (8, 8, 8, 6))
+
+    def forward(self, images: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+        fine = self.stem(images).tanh()
+        coarse = self.stage(fine).tanh()
+        fine = self.down(fine + functional.interpolate(coarse, scale_factor=2))
+        coarse = self.mixed(coarse + self.up(fine.tanh()).tanh())
+        rows = []
+        for level in (fine, coarse):
+            found = self.head(self.tower(level).tanh()).flatten(2).mT
+            middles = (torch.cartesian_prod(*map(torch.arange, level.shape[2:])).flip(1) + 0.5) * 64 / level.shape[3]
+            reach = 16 * found[..., :4].exp()
+            boxes = torch.cat([middles - reach[..., :2], middles + reach[..., 2:]], 2)
+            rows.append(torch.cat([boxes, found[..., 4:]], 2))
+        corners, logits = torch.cat(rows, 1).split([4, 2], 2)
+        best, labels = logits.max(2)
+        of_batch = {"all_boxes": corners, "all_logits": logits, "all_scores": logits.sigmoid(), "dense": best > 0}
+        of_batch |= {"boxes": corners, "labels": labels, "logits": best, "scores": best.sigmoid()}
+        return [{name: values[place] for name, values in of_batch.items()} for place in range(len(images))]
+
+
+@pytest.mark.parametrize("number", [9, 36, 70])
+def test_boxes_of_cells_are_explained_together_at_the_inputs_of_the_head(number):
+    torch.manual_seed(0)
+    net, images = Dense().eval(), torch.rand(2, 3, 64, 64)
+
+    found, _ = camkit.Explainer(net, spread="even").batch(list(images), target=targets.box(number))
+
+    assert (found.method, found.layer) == ("layercam-centred", "down+mixed")
+    leaves: list[torch.Tensor] = []
+
+    def starts(_: Any, __: Any, output: torch.Tensor) -> torch.Tensor:
+        leaves.append(output.detach().requires_grad_())
+        return leaves[-1].clone()
+
+    net.down.register_forward_hook(starts)
+    net.mixed.register_forward_hook(starts)
+    (row,) = net(images[:1])
+    label, box = row["labels"][number], row["boxes"][number]
+    (top, total), area = (torch.tensor(0.0), 0.0), (box[2:] - box[:2]).prod()
+    for other, logits in zip(row["boxes"], row["all_logits"], strict=True):
+        shared = (torch.minimum(box[2:], other[2:]) - torch.maximum(box[:2], other[:2])).clamp(min=0).prod()
+        if shared >= 0.5 * (area + (other[2:] - other[:2]).prod() - shared):
+            top, total = top + logits[label].sigmoid().item() * logits[label], total + logits[label].sigmoid().item()
+    (top / total).backward()
+    expected = torch.zeros(8, 8)
+    for leaf in leaves:
+        above = (leaf - leaf.mean((2, 3), keepdim=True)).detach()
+        cells = (leaf.grad.clamp(min=0) * above).sum(1, keepdim=True).clamp(min=0)
+        expected += functional.interpolate(cells, size=(8, 8), mode="bilinear")[0, 0] * cells.numel() / 64
+    assert found.score == pytest.approx(float((top / total).detach()), abs=1e-5)
+    assert float(expected.max()) > 0
+    assert np.allclose(found.raw, expected.numpy(), atol=1e-5 * float(expected.max()))
+
+
 class Mixed(nn.Module):
     """Attention between the cells of a map, added to it, as at the end of YOLO11's backbone."""
 
