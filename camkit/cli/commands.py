@@ -25,7 +25,20 @@ from camkit.cli.options import (
     TargetOptions,
     command,
 )
-from camkit.options import Against, Check, Data, Diagnose, Explain, Limits, Model, Opacity, Precision, Results, Run
+from camkit.options import (
+    Against,
+    Check,
+    Data,
+    Diagnose,
+    Explain,
+    Limits,
+    Mend,
+    Model,
+    Opacity,
+    Precision,
+    Results,
+    Run,
+)
 
 
 @command("explain")
@@ -126,6 +139,7 @@ def mend(
     source: Model,
     pictures: Data = Data(),
     check: Check = Check(),
+    mend: Mend = Mend(),
     out: Annotated[Path | None, Parameter(alias="-o", group=OUTPUT, metavar="FILE")] = None,
     export: Annotated[Path | None, Parameter(group=OUTPUT, metavar="FOLDER")] = None,
     overwrite: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
