@@ -166,7 +166,7 @@ def mend(
         with stages() as progress:
             examples, problem = examples_of(plan, progress)
         command = shlex.join(["camkit", *sys.argv[1:], "--export", "pasted"])
-        advice = f"train all of it on the pictures that {printable(command)} writes; {advice}"
+        advice = f"{advice}, and this writes pictures to train all of it on: {printable(command)}"
     if force or not problem:
         with stages() as progress:
             found = mended(plan, progress, before, examples, problem)
