@@ -37,7 +37,7 @@ from camkit.background.showcase import in_levels
 from camkit.engine.attach import forward_hooks, tensors_in
 from camkit.engine.guard import interruptible
 from camkit.engine.passes import quiet_pass, to_grid
-from camkit.errors import InputError, as_cell, refuse_unknown_options, refusing_exit, text_of
+from camkit.errors import InputError, LayerError, as_cell, refuse_unknown_options, refusing_exit, text_of
 from camkit.images.files import csv_line, write_file
 from camkit.images.prepare import prepare
 from camkit.images.regions import Shades
@@ -47,7 +47,7 @@ from camkit.models.loaded import Loadable
 from camkit.options import Run
 from camkit.options.settings import as_settings
 from camkit.targets import logits_of
-from camkit.types import Layout, TargetLayer
+from camkit.types import Layout
 
 __all__ = ["MendResult", "Pair", "mend"]
 
@@ -212,17 +212,18 @@ def examples_of(plan: Plan, progress: MendProgress) -> tuple[Examples, str]:
     The errors are those of ``mend``.
     """
     (to_mend, to_prove), module = halves(plan), plan.model.module
+    try:
+        stages = plan.memory.refreshed().decision(first_input(plan)).stages()
+    except LayerError:  # of a model without maps, or whose layer the user names
+        stages = ()
+    modules = {module.get_submodule(stage.name): stage for stage in stages if stage.call is None}
     pooled: defaultdict[str, list[Tensor]] = defaultdict(list)
 
-    def noting(stage: TargetLayer) -> Callable[[nn.Module, Any, Any], None]:
-        def note(_: nn.Module, __: Any, output: Any) -> None:
-            grid = to_grid(tensors_in(output)[0], cast("Layout", stage.layout))
-            pooled[stage.name].append(grid.flatten(2).mean(2).float().cpu())
+    def note(layer: nn.Module, _: Any, output: Any) -> None:
+        stage = modules[layer]
+        grid = to_grid(tensors_in(output)[0], cast("Layout", stage.layout))
+        pooled[stage.name].append(grid.flatten(2).mean(2).float().cpu())
 
-        return note
-
-    stages = plan.memory.refreshed().decision(first_input(plan)).stages()
-    notes = {module.get_submodule(stage.name): noting(stage) for stage in stages if stage.call is None}
     experiment = Experiment(to_prove)
     loaded = ((item, experiment.load(item)) for item in to_prove.data.items)
     unedited = (
@@ -232,7 +233,7 @@ def examples_of(plan: Plan, progress: MendProgress) -> tuple[Examples, str]:
     )
     pictures = itertools.chain(composites(to_mend, progress), unedited)
     proving = {item.name for item in to_prove.data.items}
-    examples = inputs_of(plan, find_last_linear(plan), pictures, proving, notes)
+    examples = inputs_of(plan, find_last_linear(plan), pictures, proving, dict.fromkeys(modules, note))
     progress("probing", 0, 1)
     features = {LAST: examples.features, **{name: torch.cat(parts) for name, parts in pooled.items()}}
     unknown = what_is_unknown(examples, features, plan.settings.check.seed)
@@ -344,7 +345,9 @@ def what_is_unknown(examples: Examples, features: Mapping[str, Float[Tensor, "n 
         f"recognises {last.value:.0%} (95% interval {last.low:.0%} to {last.high:.0%}; chance is {chance:.0%}), and on "
         f"unedited pictures, the model recognises {own:.0%}"
     )
-    best = max(known, key=lambda name: known[name].value)
+    best = max(known, key=lambda name: known[name].value, default=None)
+    if best is None:
+        return said
     return f"{said}; the stage that knows most is {best!r}: on its mean output, {known[best].value:.0%}"
 
 

@@ -144,8 +144,6 @@ def mend(
     **tables: Any,
 ) -> int:
     """Train the last layer anew, or export the pictures to train on."""
-    if export is not None and out is not None:
-        raise InputError("--export writes pictures and no weights; leave out --out")
     file = Path("mended.pth") if out is None else out
     target = file if export is None else export / "labels.csv"
     refuse_existing(target, "--out" if export is None else "--export", overwrite=overwrite)

@@ -340,4 +340,3 @@ def test_the_pasted_pictures_can_be_written(command: list[str], tmp_path: Path) 
         assert (picture.min(-1) > 235).any() == (row["label"] == "light")
     assert not list(tmp_path.glob("*.pth"))
     assert main([*command, "--export", "pasted"]) == 2
-    assert main([*command, "--export", "other", "--out", "weights.pth"]) == 2
