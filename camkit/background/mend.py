@@ -276,7 +276,7 @@ def loosened(
     right, original, parts = examples.right(examples.before).double(), examples.original, range(PROVING + 1)
     groups = [group for group, is_original in zip(examples.groups, original.tolist(), strict=True) if is_original]
     # The strongest of the pulls comes first
-    strengths, layers, found = [10.0 ** (power / 2) for power in range(2, -5, -1)], [examples.before] * len(parts), None
+    strengths, layers, found = [10.0 ** (power / 2) for power in range(2, -7, -1)], [examples.before] * len(parts), None
     for number, strength in enumerate(strengths):
         progress("training", number, len(strengths))
         losses = right.clone()
