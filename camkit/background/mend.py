@@ -235,8 +235,8 @@ def examples_of(plan: Plan, progress: MendProgress) -> tuple[Examples, str]:
     proving = {item.name for item in to_prove.data.items}
     examples = inputs_of(plan, find_last_linear(plan), pictures, proving, dict.fromkeys(modules, note))
     progress("probing", 0, 1)
-    features = {LAST: examples.features, **{name: torch.cat(parts) for name, parts in pooled.items()}}
-    unknown = what_is_unknown(examples, features, plan.settings.check.seed)
+    outputs = {name: torch.cat(parts) for name, parts in pooled.items()}
+    unknown = what_is_unknown(examples, outputs, plan.settings.check.seed)
     progress("probing", 1, 1)
     return examples, unknown
 
@@ -304,10 +304,7 @@ def most_lost_of(losses: Sequence[float], groups: Sequence[str], seed: int) -> f
     return float(np.quantile(mean_over_groups([*losses, 1.0], [*groups, another], [seed, 4])[1], 0.95))
 
 
-LAST = "the last layer's inputs"
-
-
-def what_is_unknown(examples: Examples, features: Mapping[str, Float[Tensor, "n d"]], seed: int) -> str:
+def what_is_unknown(examples: Examples, stages: Mapping[str, Float[Tensor, "n d"]], seed: int) -> str:
     """Say what the inputs of the last layer lack to know the objects; "" if nothing.
 
     A linear layer on them predicts the class of pasted objects that it was not trained on, where each class is as often
@@ -315,7 +312,7 @@ def what_is_unknown(examples: Examples, features: Mapping[str, Float[Tensor, "n 
 
     Args:
         examples: what the last layer is trained on.
-        features: the inputs of the last layer, as LAST, and the mean outputs of the stages before it.
+        stages: the mean outputs of the stages before the last layer, by name.
         seed: of the parts of the cross-validation and the bootstrap.
     """
     pasted = grouped((~examples.original).nonzero()[:, 0].tolist(), lambda row: examples.pairs[row])
@@ -330,14 +327,12 @@ def what_is_unknown(examples: Examples, features: Mapping[str, Float[Tensor, "n 
     chance = 1 / len(names)
     labels = torch.tensor([names.index(examples.pairs[row][0]) for row in rows])
     groups = [examples.groups[row] for row in rows]
-    known = {
-        name: mean_over_groups(
-            (cross_validated(values[rows], labels, groups, seed) == labels).double().tolist(), groups, [seed, 5]
-        )[0]
-        for name, values in features.items()
-    }
-    own = float(examples.right(examples.before)[examples.original].double().mean())
-    last = known.pop(LAST)
+
+    def known(features: Float[Tensor, "n d"]) -> Estimate:
+        right = cross_validated(features[rows], labels, groups, seed) == labels
+        return mean_over_groups(right.double().tolist(), groups, [seed, 5])[0]
+
+    own, last = float(examples.right(examples.before)[examples.original].double().mean()), known(examples.features)
     if not last.high < (chance + own) / 2:
         return ""
     said = (
@@ -345,10 +340,10 @@ def what_is_unknown(examples: Examples, features: Mapping[str, Float[Tensor, "n 
         f"recognises {last.value:.0%} (95% interval {last.low:.0%} to {last.high:.0%}; chance is {chance:.0%}), and on "
         f"unedited pictures, the model recognises {own:.0%}"
     )
-    best = max(known, key=lambda name: known[name].value, default=None)
-    if best is None:
+    if not stages:
         return said
-    return f"{said}; the stage that knows most is {best!r}: on its mean output, {known[best].value:.0%}"
+    share, best = max((known(features).value, name) for name, features in stages.items())
+    return f"{said}; the stage that knows most is {best!r}: on its mean output, {share:.0%}"
 
 
 def _named(when: str, progress: MendProgress) -> Callable[[str, int, int], None]:
