@@ -24,7 +24,16 @@ from camkit.background.report import BASELINE_FILE, PAGE, SCHEMA, checksum, logg
 from camkit.background.rule import Judgement, said, worst_first
 from camkit.errors import InputError, as_error, printable, refuse_pipe
 from camkit.images.files import write_file
-from camkit.kit.statistics import MIN_GROUPS, Estimate, bootstrap_sums, group_numbers, holm, interval, p_above
+from camkit.kit.statistics import (
+    MIN_GROUPS,
+    Estimate,
+    bootstrap_sums,
+    group_numbers,
+    holm,
+    interval,
+    mean_over_groups,
+    p_above,
+)
 from camkit.tables import Rows, Tabular, flat
 from camkit.trackers import Log, Loggable
 
@@ -349,7 +358,9 @@ def compare(
         len(pairs),
         gap_change(pairs, seed),
         _change(skills, [seed, 2])[0] if skills else None,
-        _mean_change([float(row.right) - float(old.right) for row, old in pairs], pairs, [seed, 3])[0]
+        mean_over_groups(
+            [float(row.right) - float(old.right) for row, old in pairs], [row.group for row, _ in pairs], [seed, 3]
+        )[0]
         if pairs
         else None,
         _pair_change(pairs, seed, limit),
@@ -367,14 +378,7 @@ def gap_change(pairs: _Pairs, seed: int) -> Estimate | None:
     """Return the mean change of the gap over fills and pictures; None if no picture was pasted in both runs."""
     both = [(row, old) for row, old in pairs if row.same and old.same]
     changes = [_mean_gap(row) - _mean_gap(old) for row, old in both]
-    return _mean_change(changes, both, [seed, 1])[0] if changes else None
-
-
-def _mean_change(
-    changes: Sequence[float], pairs: _Pairs, seed: Sequence[int]
-) -> tuple[Estimate, Float[np.ndarray, " b"]]:
-    """Return the mean of some changes with its interval, and its bootstrap draws."""
-    return _change([(row.group, change, 1.0, 0.0, 1.0) for change, (row, _) in zip(changes, pairs, strict=True)], seed)
+    return mean_over_groups(changes, [row.group for row, _ in both], [seed, 1])[0] if changes else None
 
 
 def _change(
@@ -401,7 +405,9 @@ def _pair_change(pairs: _Pairs, seed: int, limit: float) -> PairChange | None:
     changes: list[PairChange] = []
     for number, ((label, background), of) in enumerate(enough.items()):
         shares = np.array([[np.mean(row.by_background[background]) for row in pair] for pair in of])
-        change, draws = _mean_change((shares[:, 0] - shares[:, 1]).tolist(), of, [seed, 4, number])
+        change, draws = mean_over_groups(
+            (shares[:, 0] - shares[:, 1]).tolist(), [row.group for row, _ in of], [seed, 4, number]
+        )
         p = p_above(-draws, limit, change.groups)
         changes.append(PairChange(label, background, float(shares[:, 0].mean()), len(of), change, p))
     adjusted = zip(changes, holm([change.p for change in changes]), strict=True)

@@ -15,7 +15,7 @@ import camkit
 from camkit.background import report
 from camkit.background.check import finish_check, plan_check, spread, starter_config
 from camkit.background.data import read_class_map, read_data
-from camkit.background.mend import check_before, export_composites, mended, nothing_to_mend
+from camkit.background.mend import check_before, examples_of, export_composites, mended, nothing_to_mend
 from camkit.background.outlines import GRABCUT, PAGE
 from camkit.background.rule import said
 from camkit.cli.explain import actors_of, events_into, load, on_cluster, refuse_existing
@@ -144,8 +144,6 @@ def mend(
     **tables: Any,
 ) -> int:
     """Train the last layer anew, or export the pictures to train on."""
-    if export is not None and out is not None:
-        raise InputError("--export writes pictures and no weights; leave out --out")
     file = Path("mended.pth") if out is None else out
     target = file if export is None else export / "labels.csv"
     refuse_existing(target, "--out" if export is None else "--export", overwrite=overwrite)
@@ -160,16 +158,21 @@ def mend(
         return 0
     with stages() as progress:
         before = check_before(plan, progress)
-    problem = nothing_to_mend(before)
+    problem, advice = nothing_to_mend(before), "--force trains anyway"
     if force or not problem:
         say(printable(problem or f"to mend: {report.sentence(before)}"))
         with stages() as progress:
-            found = mended(plan, progress, before)
+            examples, problem = examples_of(plan, progress)
+        command = shlex.join(["camkit", *sys.argv[1:], "--export", "pasted"])
+        advice = f"{advice}, and this writes pictures to train all of it on: {printable(command)}"
+    if force or not problem:
+        with stages() as progress:
+            found = mended(plan, progress, before, examples, problem)
         for line in said("mended", found).split("\n"):
             emit(line)
-        problem = found.problem
+        problem, advice = found.problem, "--force writes them, and --export writes pictures to train on"
     if problem and not force:
-        say(f"no weights are written: {problem}; --force writes them, and --export writes pictures to train on")
+        say(f"no weights are written: {printable(problem)}; {advice}")
         # The exit code if the weights are not written because the mended model is no better
         return 1
     found.save(file)

@@ -25,7 +25,20 @@ from camkit.cli.options import (
     TargetOptions,
     command,
 )
-from camkit.options import Against, Check, Data, Diagnose, Explain, Limits, Model, Opacity, Precision, Results, Run
+from camkit.options import (
+    Against,
+    Check,
+    Data,
+    Diagnose,
+    Explain,
+    Limits,
+    Mend,
+    Model,
+    Opacity,
+    Precision,
+    Results,
+    Run,
+)
 
 
 @command("explain")
@@ -126,6 +139,7 @@ def mend(
     source: Model,
     pictures: Data = Data(),
     check: Check = Check(),
+    mend: Mend = Mend(),
     out: Annotated[Path | None, Parameter(alias="-o", group=OUTPUT, metavar="FILE")] = None,
     export: Annotated[Path | None, Parameter(group=OUTPUT, metavar="FOLDER")] = None,
     overwrite: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
@@ -135,15 +149,15 @@ def mend(
     """Mend a classifier that reads the background: train its last linear layer anew.
 
     Half of the groups of pictures mend, and the other half are checked before and after. Exit codes: 0 the weights are
-    written; 1 nothing was gained, and no weights are written; 2 the call or the data is wrong; 4 the model or the
-    program failed.
+    written; 1 nothing can be or was gained, and no weights are written; 2 the call or the data is wrong; 4 the model or
+    the program failed.
 
     Args:
         data: The pictures with the regions of their objects, as for the check.
         out: The file for the mended weights, a state dict such as --weights takes. Default: mended.pth.
         export: Instead of mending, write the pasted pictures into this folder, to train the model on them.
         overwrite: Replace the file if it exists.
-        force: Write the weights even if nothing was gained.
+        force: Train in any case, and write the weights even if nothing was gained.
     """
 
 

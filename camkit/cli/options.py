@@ -317,6 +317,7 @@ _IN_SHELL: dict[type, type] = {
     options.Check: _in_shell(options.Check, EXPERIMENT, says_default=True),
     options.Limits: _in_shell(options.Limits, LIMITS, says_default=True),
     options.Run: _in_shell(options.Run, RUN, says_default=True),
+    options.Mend: _in_shell(options.Mend, LIMITS, says_default=True),
 }
 """Each table as the shell takes it."""
 
@@ -354,7 +355,7 @@ _OF_CONFIG: dict[tuple[str, ...], tuple[str, ...]] = {
     **dict.fromkeys([(), ("explain",)], ("explain",)),
     ("diagnose",): ("diagnose",),
     **dict.fromkeys([("check",), ("check", "init")], ("data", "check", "limits", "run")),
-    ("mend",): ("data", "check"),
+    ("mend",): ("data", "check", "mend"),
 }
 """The config's tables whose keys are options of a command; the table ``model`` holds for all commands."""
 

@@ -170,6 +170,20 @@ def interval(draws: Float[np.ndarray, " b"], value: float, groups: int) -> Estim
     return Estimate(value, float(low), float(high), groups)
 
 
+def mean_over_groups(
+    values: Sequence[float], groups: Sequence[str], seed: Sequence[int]
+) -> tuple[Estimate, Float[np.ndarray, " b"]]:
+    """Return the mean of some values with its interval, and its bootstrap draws; a group's values are drawn together.
+
+    >>> mean_over_groups([1.0] * 6, [*"abcdef"], [0])[0]
+    Estimate(value=1.0, low=1.0, high=1.0, groups=6)
+    """
+    numbers = group_numbers(groups)
+    sums = bootstrap_sums(np.column_stack([values, np.ones(len(values))]), numbers, seed)
+    draws = sums[:, 0] / sums[:, 1]
+    return interval(draws, float(np.mean(values)), int(numbers.max()) + 1), draws
+
+
 def widened(estimate: Estimate) -> Estimate:
     """Return the interval of a difference of shares, no narrower than its number of groups allows.
 

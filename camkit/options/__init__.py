@@ -603,6 +603,15 @@ class Run(_Table):
     ] = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Mend(_Table):
+    """How far mending may go."""
+
+    most_lost: Annotated[
+        _Share, Option("The share of unedited pictures that mending may lose, at 95 % confidence.", "SHARE")
+    ] = 0.05
+
+
 def _absolute(name: str) -> str:
     """Return the name of a model with its file's absolute path, so that ``./net.py:make`` equals ``net.py:make``."""
     file, separator, attribute = name.rpartition(":")

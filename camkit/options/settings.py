@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from pydantic_core import PydanticCustomError
 
 from camkit.errors import InputError, did_you_mean
-from camkit.options import Check, Data, Diagnose, Explain, Limits, Model, Run, options_of
+from camkit.options import Check, Data, Diagnose, Explain, Limits, Mend, Model, Run, options_of
 from camkit.options.toml import read_table
 
 
@@ -56,6 +56,7 @@ class Settings(_Section):
     check: Check = Check()
     limits: Limits = Limits()
     run: Run = Run()
+    mend: Mend = Mend()
     classes: dict[str, ClassSection] = Field(default_factory=dict)
     waivers: list[Waiver] = Field(default_factory=list)
 
