@@ -282,7 +282,10 @@ def test_the_layer_moves_as_far_as_the_loss_on_unedited_pictures_allows(pictures
     assert strict.gaps[0] == strict.gaps[1] == pytest.approx(1, abs=0.05)
     assert loose.gaps[1] == pytest.approx(0, abs=0.05)
     none = mend(reads_background(), pictures, most_lost=0.05)
-    assert (none.strength, none.problem) == (10, "up to 7.3% of unedited pictures may be lost, and 5.0% are allowed")
+    assert (none.strength, none.problem) == (
+        10,
+        "mending may lose up to 7.3% of the unedited pictures; the limit is 5.0%",
+    )
     with pytest.raises(InputError, match="most_lost is 2"):
         mend(reads_background(), pictures, most_lost=2)
 
