@@ -66,7 +66,7 @@ class MendResult:
         mended_on: the names of the pictures that mending used.
         strength: how strongly the layer was pulled towards its old weights.
         lost: the share of unedited pictures that mending loses at most, with 95 % confidence.
-        unknown: what the inputs of the layer lack to know the objects; empty if nothing.
+        unknown: why the inputs of the layer do not suffice to recognise the objects; empty if they do.
     """
 
     model: nn.Module
@@ -114,7 +114,7 @@ class MendResult:
     def _not_proven(self) -> str:
         allowed = self.before.plan.settings.mend.most_lost
         if not self.lost < allowed:
-            return f"up to {self.lost:.1%} of unedited pictures may be lost, and {allowed:.1%} are allowed"
+            return f"mending may lose up to {self.lost:.1%} of the unedited pictures; the limit is {allowed:.1%}"
         change, worst_before, worst_after = self.gap_change, self.worst_before, self.worst_after
         if change is None or not change.high < 0:  # of few groups, NaN
             figures = "the pictures come from too few groups"
@@ -305,7 +305,7 @@ def most_lost_of(losses: Sequence[float], groups: Sequence[str], seed: int) -> f
 
 
 def what_is_unknown(examples: Examples, stages: Mapping[str, Float[Tensor, "n d"]], seed: int) -> str:
-    """Say what the inputs of the last layer lack to know the objects; "" if nothing.
+    """Say why the inputs of the last layer do not suffice to recognise the objects; "" if they do.
 
     A linear layer on them predicts the class of pasted objects that it was not trained on, where each class is as often
     on its own backgrounds as on those of another class.
@@ -336,14 +336,16 @@ def what_is_unknown(examples: Examples, stages: Mapping[str, Float[Tensor, "n d"
     if not last.high < (chance + own) / 2:
         return ""
     said = (
-        f"the last layer's inputs hardly know the objects: on backgrounds of all classes, a linear layer on them "
-        f"recognises {last.value:.0%} (95% interval {last.low:.0%} to {last.high:.0%}; chance is {chance:.0%}), and on "
-        f"unedited pictures, the model recognises {own:.0%}"
+        f"the last layer's inputs hardly know the objects: a linear layer on them recognises {last.value:.0%} of the "
+        f"objects on backgrounds of all classes (95% interval {last.low:.0%} to {last.high:.0%}; chance is "
+        f"{chance:.0%}), and the model recognises {own:.0%} of the unedited pictures"
     )
     if not stages:
         return said
     share, best = max((known(features).value, name) for name, features in stages.items())
-    return f"{said}; the stage that knows most is {best!r}: on its mean output, {share:.0%}"
+    return (
+        f"{said}; of the earlier stages, {best!r} knows most: a linear layer on its mean output recognises {share:.0%}"
+    )
 
 
 def _named(when: str, progress: MendProgress) -> Callable[[str, int, int], None]:

@@ -164,7 +164,7 @@ def mend(
         with stages() as progress:
             examples, problem = examples_of(plan, progress)
         command = shlex.join(["camkit", *sys.argv[1:], "--export", "pasted"])
-        advice = f"{advice}, and this writes pictures to train all of it on: {printable(command)}"
+        advice = f"{advice}, and this command writes pictures to train the whole network on: {printable(command)}"
     if force or not problem:
         with stages() as progress:
             found = mended(plan, progress, before, examples, problem)

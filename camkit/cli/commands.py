@@ -149,15 +149,15 @@ def mend(
     """Mend a classifier that reads the background: train its last linear layer anew.
 
     Half of the groups of pictures mend, and the other half are checked before and after. Exit codes: 0 the weights are
-    written; 1 nothing can be or was gained, and no weights are written; 2 the call or the data is wrong; 4 the model or
-    the program failed.
+    written; 1 mending cannot help or did not help, and no weights are written; 2 the call or the data is wrong; 4 the
+    model or the program failed.
 
     Args:
         data: The pictures with the regions of their objects, as for the check.
         out: The file for the mended weights, a state dict such as --weights takes. Default: mended.pth.
         export: Instead of mending, write the pasted pictures into this folder, to train the model on them.
         overwrite: Replace the file if it exists.
-        force: Train in any case, and write the weights even if nothing was gained.
+        force: Train and write the weights even if mending cannot help or did not help.
     """
 
 

@@ -406,9 +406,10 @@ class Explainer:
             before it with a finer grid, if one carries the whole score. Otherwise it is "gradcam" at the deepest grid.
             At layers that you name, it is "gradcam" if their grid is the deepest one or has fewer than 8 cells along
             an axis, and else "gradcam-elementwise".
-            The boxes of a detector take "odam": gradients times activations, cell by cell, summed over the inputs of
-            its neck; without a neck or at layers that you name, "hirescam". Grad-CAM weights whole channels, which many
-            boxes share.
+            The boxes of a detector take "layercam-centred" at the inputs of its head if each cell has boxes: positive
+            gradients times activations less their channel's mean, summed over the grids. Other boxes take "odam":
+            gradients times activations, summed over the inputs of the neck; without a neck or at layers that you name,
+            "hirescam". Grad-CAM weights whole channels, which many boxes share.
         preprocess: turns a PIL picture into the model's input (C, H, W); a model loaded by name brings its own.
         labels: the names of the classes, in the order of their indices or as a dictionary from index to name.
         device: where a model loaded by name runs; a module stays where it is.

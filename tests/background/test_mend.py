@@ -263,11 +263,11 @@ def test_features_that_do_not_know_the_objects_are_named_before_training(
     (tmp_path / "net.py").write_text("from torch import nn\n" + changed(blind))
     assert main(command) == 1
     said = capsys.readouterr().err
-    assert re.search(r"recognises (4|5)\d% \(95% interval \d\d% to \d\d%; chance is 50%\)", said), said
-    assert (
-        "model recognises 100%; the stage that knows most is 'sees': on its mean output, 100%; --force trains" in said
-    )
-    assert said.endswith(f" to train all of it on: camkit {shlex.join(command)} --export pasted\n")
+    interval = r"\(95% interval \d\d% to \d\d%; chance is 50%\)"
+    assert re.search(rf"recognises (4|5)\d% of the objects on backgrounds of all classes {interval}", said), said
+    assert "the model recognises 100% of the unedited pictures; of the earlier stages, 'sees' knows most: " in said
+    assert "a linear layer on its mean output recognises 100%; --force trains anyway" in said
+    assert said.endswith(f" to train the whole network on: camkit {shlex.join(command)} --export pasted\n")
     assert "training" not in said
     assert not (tmp_path / "mended.pth").exists()
 
@@ -282,7 +282,10 @@ def test_the_layer_moves_as_far_as_the_loss_on_unedited_pictures_allows(pictures
     assert strict.gaps[0] == strict.gaps[1] == pytest.approx(1, abs=0.05)
     assert loose.gaps[1] == pytest.approx(0, abs=0.05)
     none = mend(reads_background(), pictures, most_lost=0.05)
-    assert (none.strength, none.problem) == (10, "up to 7.3% of unedited pictures may be lost, and 5.0% are allowed")
+    assert (none.strength, none.problem) == (
+        10,
+        "mending may lose up to 7.3% of the unedited pictures; the limit is 5.0%",
+    )
     with pytest.raises(InputError, match="most_lost is 2"):
         mend(reads_background(), pictures, most_lost=2)
 
