@@ -179,6 +179,11 @@ class TargetOptions:
         of_class = ["--target"] * bool(names and kinds not in (directed, ["--box-at"]))
         has_box = names or {"--box", "--box-at", "--near"} & set(kinds)
         refuse(
+            (
+                names and kinds == ["--threshold"],
+                "--threshold and --target cannot be combined; leave out --threshold for the best box of the class, or "
+                "add --box-at for a box at a point",
+            ),
             *(
                 (len(together) > 1, f"{' and '.join(together)} cannot be combined")
                 for together in ([*kinds, *of_class], [*refinements, *directed])

@@ -629,6 +629,7 @@ def test_the_command_line_passes_everything_on(own, tmp_path, capfd):
         ({"top_k": 2, "target": ["left"]}, "--top-k and --target cannot be combined"),
         ({"box": 1, "near": "0,0,9,9"}, "--box and --near cannot be combined"),
         ({"similar_to": Path("a.png"), "target": ["1"]}, "--similar-to and --target cannot be combined"),
+        ({"threshold": 0.3, "target": ["1"]}, "leave out --threshold for the best box of the class, or add --box-at"),
         ({"versus": "1"}, "--versus needs one --target"),
         ({"direction": "up", "target": ["0", "1"]}, "one number"),
     ],
