@@ -106,12 +106,12 @@ def box_scores(
     numbers = [int(order[rank - 1]) if len(order) >= rank else None for order in candidates]
     pairs = list(zip(images, numbers, strict=True))
     have_labels = all("labels" in detections for detections in images)
-    kind = "logit" if all("logits" in detections for detections in images) else "score"
+    quantity = f"{'logit' if all('logits' in detections for detections in images) else 'score'} of the box"
     if part is None and all("dense" in detections for detections in images):
-        kind = "mean logit, over all boxes of the object,"
+        quantity = "mean logit of this box and those around it"
     if part is not None:
-        kinds = {"objectness": "objectness", "mask": "mean logit, inside the mask,"}
-        kind = kinds.get(part, f"distance in pixels, outwards, of the {part} side")
+        kinds = {"objectness": "objectness of the box", "mask": "mean logit inside the mask of the box"}
+        quantity = kinds.get(part, f"distance in pixels, outwards, of the {part} side of the box")
     return Scores(
         values=torch.stack([_explained(detections, number, part) for detections, number in pairs]),
         indices=tuple(-1 if number is None else int(found["labels"][number]) for found, number in pairs)
@@ -122,7 +122,7 @@ def box_scores(
         ),
         present=tuple(number is not None for number in numbers),
         absence=absence,
-        quantity=f"{kind} of the box",
+        quantity=quantity,
         boxes=tuple(
             None if number is None else tuple(found["boxes"][number].detach().float().tolist())
             for found, number in pairs
@@ -266,21 +266,26 @@ class BoxAtTarget(OnPicture):
         number = int(chosen["scores"].where(here, -1).argmax())
         score, label = chosen["scores"][number].item(), int(chosen.get("labels", -here.long())[number])
         is_low, name = score <= self.threshold, "the best box" if label < 0 else self._name(label)
-        place = "below" if is_low else "above"
-        said = f"not found: {name} scores {score:.2f} here, {place} the threshold of {self.threshold:g}"
+        said = f"not found: {name} scores {score:.3f} here, below the threshold of {self.threshold:g}"
         if chosen is found:
             return said
+        # A score above the threshold is a surprise, and what follows is the reason.
+        because = f"{said}; "
+        if not is_low:
+            because = f"not found, although {name} scores {score:.3f} here, above the threshold of {self.threshold:g}: "
         rivals, shares = found["all_scores"][number], found.get("all_objectness", torch.ones(number + 1))
         winner, share = int(rivals.argmax()), shares[number].item()
-        overlaps = _overlaps(found, chosen["boxes"][number].tolist()) * found["labels"].eq(label)
-        other = int(overlaps.argmax())
+        overlaps = _overlaps(found, chosen["boxes"][number].tolist()) * found["labels"].eq(winner)
         if winner != label:
-            return f"{said}; {self._name(winner)} wins with {rivals[winner].item():.2f}"
+            # The candidate that wins may itself be suppressed by the box that is found.
+            strengths = found["scores"][overlaps >= _SAME_OBJECT].tolist()
+            return f"{because}{self._name(winner)} wins with {max([rivals[winner].item(), *strengths]):.3f}"
         if not is_low:
+            other = int(overlaps.argmax())
             strength, overlap = found["scores"][other].item(), overlaps[other].item()
-            return f"{said}; a {name} box with {strength:.2f} suppresses it, as they overlap by {overlap:.0%}"
+            return f"{because}a {name} box with {strength:.3f} suppresses it, as they overlap by {overlap:.0%}"
         if score > self.threshold * share:
-            return f"{said}; the class alone has {score / share:.2f}, objectness only {share:.2f}"
+            return f"{because}the class alone has {score / share:.3f}, objectness only {share:.3f}"
         return said
 
 
@@ -296,6 +301,7 @@ def candidates(found: Detections, label: int | str | None) -> Detections:
     labels = scores.argmax(1) if label is None else torch.full_like(scores[:, 0], int(label), dtype=torch.long)
     check_index(int(labels.amax()), scores.shape[1])
     return {
+        **found,
         "boxes": found["all_boxes"],
         "labels": labels,
         "scores": scores.gather(1, labels[:, None])[:, 0],

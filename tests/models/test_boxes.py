@@ -131,7 +131,7 @@ def test_a_yolox_file_has_the_boxes_of_the_formula(tmp_path, monkeypatch, capsys
     printed = capsys.readouterr().out
     assert main([*typed, "--json", "-o", "json"]) == 0
     missed = json.loads(capsys.readouterr().out)["missed"]
-    assert re.match(r"not found: dog scores 0\.\d\d here, below the threshold of 0\.99", missed)
+    assert re.match(r"not found: dog scores 0\.\d{3} here, below the threshold of 0\.99", missed)
     assert missed in printed
     with refused("cannot read outputs of shapes"):
         camkit.explain(str(file), PLANE, boxes="nanodet", device="cpu")
@@ -217,10 +217,17 @@ def watching(scores: list[list[float]], objectness: list[float] | None = None) -
 
 
 MISSED = {
-    "its score": ([[0.1, 0.1], [0.1, 0.1], [0.1, 0.18]], None, (60, 50), "dog", "dog scores 0.18 here, below"),
+    "its score": ([[0.1, 0.1], [0.1, 0.1], [0.1, 0.18]], None, (60, 50), "dog", "dog scores 0.185 here, below"),
     "another class": ([[0.1, 0.1], [0.1, 0.1], [0.71, 0.3]], None, (60, 50), "dog", "0.5; cat wins with 0.7"),
-    "another box": ([[0.1, 0.9], [0.1, 0.8], [0.1, 0.1]], None, (33, 20), None, "a dog box with 0.9"),
-    "objectness": ([[0.1, 0.1], [0.1, 0.1], [0.1, 0.9]], [0.9, 0.9, 0.2], (60, 50), None, "objectness only 0.20"),
+    "a better box of it": ([[0.9, 0.1], [0.6, 0.3], [0.1, 0.1]], None, (33, 20), "dog", "0.5; cat wins with 0.9"),
+    "another box": (
+        [[0.1, 0.9], [0.1, 0.8], [0.1, 0.1]],
+        None,
+        (33, 20),
+        None,
+        "the threshold of 0.5: a dog box with 0.9",
+    ),
+    "objectness": ([[0.1, 0.1], [0.1, 0.1], [0.1, 0.9]], [0.9, 0.9, 0.2], (60, 50), None, "objectness only 0.200"),
 }
 
 
@@ -234,12 +241,26 @@ def test_a_missed_object_is_explained_with_what_keeps_it_from_being_found(scores
     covered = camkit.explain(net, picture, target=targets.box_at(*point, label=label), method="occlusion", **options)
 
     assert missed.label == covered.label == "dog"
-    assert missed.missed.startswith("not found: dog scores 0.")
+    assert re.match(r"not found(: dog scores 0.*below|, although dog scores 0.*above) the threshold", missed.missed)
     assert reason in missed.missed
     assert reason in " ".join(missed.caption().warnings)
     assert missed.status == covered.status == "ok"
     with refused("found none around the point 1,90", InputError):
         camkit.explain(net, picture, target=targets.box_at(1, 90), **options)
+
+
+def test_the_score_and_the_heat_of_a_box_do_not_depend_on_the_threshold():
+    net, options = watching([[0.1, 0.4], [0.1, 0.3], [0.1, 0.1]]), {"boxes": "yolo", "labels": ["cat", "dog"]}
+    picture = torch.rand(3, 96, 96, generator=torch.Generator().manual_seed(0))
+
+    at = [targets.box_at(20, 20, label="dog", threshold=threshold) for threshold in (0.9, 0.2)]
+    missed, found = (camkit.explain(net, picture, target=target, **options) for target in at)
+
+    assert missed.missed is not None
+    assert found.missed is None
+    assert missed.score == found.score
+    assert missed.quantity == found.quantity == "mean logit of this box and those around it"
+    assert np.array_equal(missed.raw, found.raw)
 
 
 def test_all_candidates_match_only_a_box_that_is_not_found():
@@ -264,7 +285,7 @@ def test_a_candidate_without_any_objectness_is_missed_for_its_score():
 
     output = camkit.models.detecting(Rows(), "yolo", ["cat", "dog"])(torch.zeros(1, 3, 96, 96))
     missed = targets.box_at(60, 50).bind(("cat", "dog"), None)(output, 1).missed
-    assert missed == ("not found: cat scores 0.00 here, below the threshold of 0.5",)
+    assert missed == ("not found: cat scores 0.000 here, below the threshold of 0.5",)
 
 
 @exported
