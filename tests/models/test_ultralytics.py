@@ -123,8 +123,11 @@ def test_a_shell_loads_a_file_of_each_version_and_task(saved, tmp_path, name):
     assert (tmp_path / "a.png").is_file()
 
 
-def test_the_inputs_of_the_head_are_found(saved):
-    row = camkit.explain(load_model(str(saved("yolo11n")), size=160, device="cpu"), PLANE, target=targets.box(0))
+@pytest.mark.parametrize("size", [(160, 160), (256, 96)])
+def test_the_inputs_of_the_head_are_found(saved, size):
+    loaded = load_model(str(saved("yolo11n")), size=max(size), device="cpu")
+
+    row = camkit.explain(loaded, Image.open(PLANE).convert("RGB").resize(size), target=targets.box(0))
 
     assert row.method == "layercam-centred"
     assert row.layer == "model.model.16+model.model.19+model.model.22"
