@@ -144,6 +144,15 @@ def test_the_branch_that_passes_gradients_is_explained(saved, tmp_path):
     assert camkit.explain(loaded, PLANE, target=targets.box(0)).status == "ok"
 
 
+def test_rt_detr_is_refused_with_what_to_pass_instead(saved, tmp_path):
+    held = torch.load(saved("yolo11n"), weights_only=False)
+    held["model"].model[-1] = importlib.import_module("ultralytics.nn.modules.head").RTDETRDecoder(hd=32, ndl=1)
+    torch.save(held, tmp_path / "rtdetr.pt")
+
+    with pytest.raises(ModelError, match=r"holds ultralytics' RT-DETR, .* such as hf:"):
+        load_model(str(tmp_path / "rtdetr.pt"))
+
+
 @pytest.mark.parametrize("version", represented_by("yolo11n", among=VERSIONS))
 def test_a_classifier_is_prepared_as_the_package_does_in_a_shell(saved, tmp_path, version):
     augment = importlib.import_module("ultralytics.data.augment")
