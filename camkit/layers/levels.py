@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 
 from camkit.engine.passes import to_grid
-from camkit.layers.decision import UNSURE, Decision, HeadInputs, Levels, layer_at, next_best, rows_of
+from camkit.layers.decision import UNSURE, Decision, Levels, layer_at, next_best, rows_of
 from camkit.layers.influence import structural_verdict
 from camkit.layers.layouts import LayoutReadings
 from camkit.layers.trace import Trace, TracedCall
@@ -60,7 +60,8 @@ def choose_for_boxes(trace: Trace, readings: LayoutReadings) -> Decision:
                 (_ends(trace, usable, of_levels), f"the inputs of the head, {count} grids whose cells have boxes"),
             )
         )
-        return Decision(trace.size, rows, neck[-1], any_target=True, levels=HeadInputs(head) or Levels(neck))
+        levels = Levels(head or neck)
+        return Decision(trace.size, rows, neck[-1], any_target=True, levels=levels, at_head=bool(head))
     last = _last_before_all_boxes(trace, {call: usable[call] for call in usable if not readings[call].unsure})
     first = [calls[0] for calls in trace.by_output.values()]  # an outer module returns it later
     fit = [call for call in first if call.name and not verdicts[call] and call is not last]
