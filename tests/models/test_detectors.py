@@ -342,7 +342,8 @@ def test_the_layer_of_a_detector_with_one_grid_lies_before_attention_that_mixes_
         assert found.layer == "body.3"
 
 
-def test_the_boxes_of_a_picture_share_the_pass_and_have_a_backward_pass_each():
+@pytest.mark.parametrize("net", [Pyramid, Dense])  # in Dense, some boxes are computed from one of the layers alone
+def test_the_boxes_of_a_picture_share_the_pass_and_have_a_backward_pass_each(net):
     torch.manual_seed(0)
     sizes, backwards = [], []
 
@@ -350,15 +351,16 @@ def test_the_boxes_of_a_picture_share_the_pass_and_have_a_backward_pass_each():
         sizes.append(len(images))
         found = net.net(images)
         for each in found:
-            each["logits"].register_hook(backwards.append)
+            each[name].register_hook(backwards.append)
         return found
 
-    explainer = camkit.Explainer(Net(counting, net=Pyramid()))
+    name = "all_logits" if net is Dense else "logits"
+    explainer = camkit.Explainer(Net(counting, net=net()))
     explainer(torch.rand(3, 64, 64), target=targets.box(0))  # chooses the layers
     sizes.clear()
     backwards.clear()
 
-    found = explainer.batch([torch.rand(3, 64, 64)], [targets.box(number) for number in range(0, 84, 7)])
+    found = explainer.batch([torch.rand(3, 64, 64)], [targets.box(number) for number in range(0, 80, 7)])
 
     assert len(found) == 12
     assert sizes in ([1], [1, 1])
