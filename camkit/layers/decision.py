@@ -44,14 +44,6 @@ class LayerRow:
 class Levels(tuple[TargetLayer, ...]):
     """The grids of a detector's boxes, from the finest to the coarsest: the maps of all are added."""
 
-    centred = False
-
-
-class HeadInputs(Levels):
-    """Those whose cells have boxes, where the detector's head begins."""
-
-    centred = True
-
 
 @dataclass(frozen=True)
 class Decision:
@@ -71,6 +63,7 @@ class Decision:
         finer: a layer before it that carries the whole score, and whose grid is finer; None if there is none, or if the
             layer's own grid is fine enough.
         levels: a layer of each grid, for a detector whose boxes come from several; None for other models.
+        at_head: True if the levels are the inputs of the detector's head, and their cells have boxes.
     """
 
     size: tuple[int, ...]
@@ -83,6 +76,7 @@ class Decision:
     any_target: bool = False
     finer: TargetLayer | None = None
     levels: Levels | None = None
+    at_head: bool = False
 
     def chosen(self) -> TargetLayer:
         """Return the layer to explain.

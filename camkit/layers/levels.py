@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 
 from camkit.engine.passes import to_grid
-from camkit.layers.decision import UNSURE, Decision, HeadInputs, Levels, layer_at, next_best, rows_of
+from camkit.layers.decision import UNSURE, Decision, Levels, layer_at, next_best, rows_of
 from camkit.layers.influence import structural_verdict
 from camkit.layers.layouts import LayoutReadings
 from camkit.layers.trace import Trace, TracedCall
@@ -60,7 +60,8 @@ def choose_for_boxes(trace: Trace, readings: LayoutReadings) -> Decision:
                 (_ends(trace, usable, of_levels), f"the inputs of the head, {count} grids whose cells have boxes"),
             )
         )
-        return Decision(trace.size, rows, neck[-1], any_target=True, levels=HeadInputs(head) or Levels(neck))
+        levels = Levels(head or neck)
+        return Decision(trace.size, rows, neck[-1], any_target=True, levels=levels, at_head=bool(head))
     last = _last_before_all_boxes(trace, {call: usable[call] for call in usable if not readings[call].unsure})
     first = [calls[0] for calls in trace.by_output.values()]  # an outer module returns it later
     fit = [call for call in first if call.name and not verdicts[call] and call is not last]
@@ -83,7 +84,7 @@ def _levels(trace: Trace, layouts: Mapping[TracedCall, Layout]) -> list[TracedCa
         trace: the trace of a pass, whose ``end`` are the scores of the boxes.
         layouts: the layout of each call's output that can be explained.
     """
-    grids = {call: math.prod(layout.grid) for call, layout in layouts.items() if min(layout.grid) >= _LEAST_SIDE}
+    grids = _cells(layouts)
     backbone, necks = _split(trace, grids)
     if not necks or trace.last is None:
         return []
@@ -99,6 +100,11 @@ def _levels(trace: Trace, layouts: Mapping[TracedCall, Layout]) -> list[TracedCa
     return levels if len(levels) > 1 and not beside else []
 
 
+def _cells(layouts: Mapping[TracedCall, Layout]) -> dict[TracedCall, int]:
+    """Return how many cells each grid has; those with too few along an axis are left out."""
+    return {call: math.prod(layout.grid) for call, layout in layouts.items() if min(layout.grid) >= _LEAST_SIDE}
+
+
 def _ends(trace: Trace, layouts: Mapping[TracedCall, Layout], levels: list[TracedCall]) -> list[TracedCall]:
     """Return the inputs of a detector's head, from the finest grid to the coarsest; empty if its cells have no boxes.
 
@@ -108,20 +114,22 @@ def _ends(trace: Trace, layouts: Mapping[TracedCall, Layout], levels: list[Trace
     graph, (found,) = trace.graph, detections_of(trace.output, 1) or [{}]
     if "dense" not in found:
         return []
-    grids = {call: math.prod(layout.grid) for call, layout in layouts.items() if call.alone}
+    grids = {call: cells for call, cells in _cells(layouts).items() if call.alone}
     mixing = sum({1 << call.operation for call in _split(trace, grids)[1] if call.operation is not None})
     behind = [call for call in grids if graph.ancestors(call.operation) & mixing]
     weighted = [call for call in trace.calls if call.weighted and call.operation is not None]
     for _ in range(2):
         members = graph.ancestors(*graph.inputs(*(call.operation for call in weighted if call.operation is not None)))
         weighted = [call for call in weighted if call.is_among(members)]
+    outputs = [graph.number(found[name].grad_fn) for name in ("boxes", "scores")]
     ends: list[TracedCall] = []
     for level in reversed(levels):
         others = [*ends, *(call for call in behind if grids[call] != grids[level])]
         for call in reversed(grids):
             if grids[call] == grids[level] and call.is_among(members):
-                paths = [trace.before(graph.number(found[name].grad_fn), call, *others) for name in ("boxes", "scores")]
-                if not any(path & graph.leaves for path in paths):
+                reaching = all(call.is_among(trace.before(output, *others)) for output in outputs)
+                beside = any(trace.before(output, call, *others) & graph.leaves for output in outputs)
+                if reaching and not beside:
                     ends.insert(0, call)
                     break
     return ends if len(ends) == len(levels) else []

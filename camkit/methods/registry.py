@@ -192,7 +192,7 @@ class Method:
         if self == AUTO and attends and (layout := decision.chosen().layout) is not None and layout.has_tokens:
             return METHODS["chefer"], (decision.chosen(),)
         if self in (AUTO, ODAM, CENTRED) and decision.levels:
-            of_boxes = CENTRED if decision.levels.centred else ODAM
+            of_boxes = CENTRED if decision.at_head else ODAM
             return (of_boxes if self == AUTO else self), decision.levels
         chosen = decision.chosen()
         if self in (AUTO, SHARPENED) and decision.finer is not None:

@@ -70,7 +70,7 @@ def load(request: Request) -> LoadedModel:
     """Load the network of a file, which is a pickle of the package's modules.
 
     Raises:
-        ModelError: the package is missing, the file needs other code, or its task is not known.
+        ModelError: the package is missing, the file needs other code, or its task or its head is not known.
     """
     path = file_to_read(request)
     model = _network(path, trusted=request.trust_remote_code)
@@ -79,6 +79,11 @@ def load(request: Request) -> LoadedModel:
     labels = tuple(str(names[index]) for index in sorted(names)) if isinstance(names, dict) else tuple(map(str, names))
     if task not in _TASKS:
         raise ModelError(f"{path} is for the task {task!r}; camkit explains {', '.join(_TASKS[:-1])} and {_TASKS[-1]}")
+    if type(model.model[-1]).__name__ == "RTDETRDecoder":
+        raise ModelError(
+            f"{path} holds ultralytics' RT-DETR, and camkit cannot read its boxes; pass the RT-DETR of transformers by "
+            "its name, such as hf:PekingU/rtdetr_r50vd"
+        )
     if task == "classify":
         size = request.size or _usual_size(model, 224)
         mean, std = request.mean or (0.0,) * 3, request.std or (1.0,) * 3

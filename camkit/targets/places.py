@@ -157,8 +157,9 @@ def _explained(detections: Detections, number: int | None, part: Part | None) ->
     if number is None:
         return each.sum() * 0
     if part is None and "dense" in detections:
-        label, corners = detections["labels"][number], detections["boxes"][number].detach().tolist()
-        of_object = _overlaps({"boxes": detections["all_boxes"].detach()}, corners) >= _SAME_OBJECT
+        label, corners, boxes = detections["labels"][number], detections["boxes"][number], detections["all_boxes"]
+        of_object = _overlaps({"boxes": boxes.detach()}, corners.tolist()) >= _SAME_OBJECT
+        of_object |= (boxes == corners).all(1)  # without an area, a box overlaps with none
         logits = detections["all_logits"][:, label]
         # The shares of the boxes in the sum of their probabilities; these may be too small for a division.
         shares = torch.nn.functional.logsigmoid(logits.detach()).masked_fill(~of_object, -torch.inf).softmax(0)

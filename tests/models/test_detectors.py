@@ -22,6 +22,7 @@ import camkit
 from camkit import targets
 from camkit.cli import main
 from camkit.errors import InputError
+from camkit.layers import levels
 from camkit.models import load_model
 
 t = Extra("transformers")
@@ -211,12 +212,17 @@ def test_a_boxs_heat_is_gradient_times_activation_added_over_the_inputs_of_the_n
 
 
 class Dense(nn.Module):
-    """A detector whose cells have a box each, on two grids that a neck mixes both ways."""
+    """A detector whose cells have a box each, on two grids that a neck mixes both ways.
+
+    As in YOLO11, classes have a branch, and a layer returns the sides of all boxes, as channels of 1 x 4 cells.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.stem, self.stage, self.up = (nn.Conv2d(given, 8, 3, step, 1) for given, step in ((3, 8), (8, 2), (8, 2)))
-        self.down, self.mixed, self.tower, self.head = (nn.Conv2d(8, kept, 3, 1, 1) for kept in (8, 8, 8, 6))
+        self.down, self.mixed, self.tower, self.head = (nn.Conv2d(8, kept, 3, 1, 1) for kept in (8, 8, 8, 4))
+        self.classes = nn.Sequential(*(nn.Conv2d(8, kept, 3, 1, 1) for kept in (8, 8, 2)))
+        self.sides = nn.Softplus()
 
     def forward(self, images: torch.Tensor) -> list[dict[str, torch.Tensor]]:
         fine = self.stem(images).tanh()
@@ -226,21 +232,21 @@ class Dense(nn.Module):
         rows = []
         for level in (fine, coarse):
             found = self.head(self.tower(level).tanh()).flatten(2).mT
-            middles = (torch.cartesian_prod(*map(torch.arange, level.shape[2:])).flip(1) + 0.5) * 64 / level.shape[3]
-            reach = 16 * found[..., :4].exp()
-            boxes = torch.cat([middles - reach[..., :2], middles + reach[..., 2:]], 2)
-            rows.append(torch.cat([boxes, found[..., 4:]], 2))
-        corners, logits = torch.cat(rows, 1).split([4, 2], 2)
+            middles = (torch.cartesian_prod(*map(torch.arange, level.shape[2:])).flip(1) + 0.5) * 64 / level.shape[2]
+            reach = 16 * self.sides(found.mT[:, None])[:, 0].mT
+            corners = torch.cat([middles - reach[..., :2], middles + reach[..., 2:]], 2)
+            rows.append((corners, self.classes(level).flatten(2).mT))
+        corners, logits = (torch.cat(of_grids, 1) for of_grids in zip(*rows, strict=True))
         best, labels = logits.max(2)
         of_batch = {"all_boxes": corners, "all_logits": logits, "all_scores": logits.sigmoid(), "dense": best > 0}
         of_batch |= {"boxes": corners, "labels": labels, "logits": best, "scores": best.sigmoid()}
         return [{name: values[place] for name, values in of_batch.items()} for place in range(len(images))]
 
 
-@pytest.mark.parametrize("number", [9, 36, 70])
-def test_boxes_of_cells_are_explained_together_at_the_inputs_of_the_head(number):
+@pytest.mark.parametrize(("number", "width"), [(9, 64), (36, 64), (70, 64), (270, 256)])
+def test_boxes_of_cells_are_explained_together_at_the_inputs_of_the_head(number, width):
     torch.manual_seed(0)
-    net, images = Dense().eval(), torch.rand(2, 3, 64, 64)
+    net, images = Dense().eval(), torch.rand(2, 3, 64, width)
 
     found, _ = camkit.Explainer(net, spread="even").batch(list(images), target=targets.box(number))
 
@@ -261,14 +267,40 @@ def test_boxes_of_cells_are_explained_together_at_the_inputs_of_the_head(number)
         if shared >= 0.5 * (area + (other[2:] - other[:2]).prod() - shared):
             top, total = top + logits[label].sigmoid().item() * logits[label], total + logits[label].sigmoid().item()
     (top / total).backward()
-    expected = torch.zeros(8, 8)
+    expected = torch.zeros(8, width // 8)
     for leaf in leaves:
         above = (leaf - leaf.mean((2, 3), keepdim=True)).detach()
         cells = (leaf.grad.clamp(min=0) * above).sum(1, keepdim=True).clamp(min=0)
-        expected += functional.interpolate(cells, size=(8, 8), mode="bilinear")[0, 0] * cells.numel() / 64
+        larger = functional.interpolate(cells, size=expected.shape, mode="bilinear")[0, 0]
+        expected += larger * cells.numel() / larger.numel()
     assert found.score == pytest.approx(float((top / total).detach()), abs=1e-5)
     assert float(expected.max()) > 0
     assert np.allclose(found.raw, expected.numpy(), atol=1e-5 * float(expected.max()))
+
+
+def test_layers_from_which_no_path_leads_to_the_boxes_past_the_others_are_no_inputs_of_the_head(monkeypatch):
+    monkeypatch.setattr(levels, "_LEAST_SIDE", 1)
+    torch.manual_seed(0)
+
+    found = camkit.explain(Dense().eval(), torch.rand(3, 64, 256), target=targets.box(270))
+
+    assert (found.method, found.layer) == ("odam", "stem+stage")
+
+
+def test_a_box_without_an_area_is_explained_by_its_own_logit():
+    def flat(net: Net, images: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+        found = net.net(images)
+        for row in found:
+            row |= {name: row[name][:, [0, 1, 0, 1]] for name in ("boxes", "all_boxes")}
+        return found
+
+    torch.manual_seed(0)
+    image, net = torch.rand(3, 64, 64), Dense().eval()
+
+    found = camkit.explain(Net(flat, net=net), image, target=targets.box(9))
+
+    assert found.score == pytest.approx(float(net(image[None])[0]["logits"][9].detach()), abs=1e-5)
+    assert found.raw.max() > 0
 
 
 class Mixed(nn.Module):
@@ -310,7 +342,8 @@ def test_the_layer_of_a_detector_with_one_grid_lies_before_attention_that_mixes_
         assert found.layer == "body.3"
 
 
-def test_the_boxes_of_a_picture_share_the_pass_and_have_a_backward_pass_each():
+@pytest.mark.parametrize("net", [Pyramid, Dense])  # in Dense, some boxes are computed from one of the layers alone
+def test_the_boxes_of_a_picture_share_the_pass_and_have_a_backward_pass_each(net):
     torch.manual_seed(0)
     sizes, backwards = [], []
 
@@ -318,15 +351,16 @@ def test_the_boxes_of_a_picture_share_the_pass_and_have_a_backward_pass_each():
         sizes.append(len(images))
         found = net.net(images)
         for each in found:
-            each["logits"].register_hook(backwards.append)
+            each[name].register_hook(backwards.append)
         return found
 
-    explainer = camkit.Explainer(Net(counting, net=Pyramid()))
+    name = "all_logits" if net is Dense else "logits"
+    explainer = camkit.Explainer(Net(counting, net=net()))
     explainer(torch.rand(3, 64, 64), target=targets.box(0))  # chooses the layers
     sizes.clear()
     backwards.clear()
 
-    found = explainer.batch([torch.rand(3, 64, 64)], [targets.box(number) for number in range(0, 84, 7)])
+    found = explainer.batch([torch.rand(3, 64, 64)], [targets.box(number) for number in range(0, 80, 7)])
 
     assert len(found) == 12
     assert sizes in ([1], [1, 1])

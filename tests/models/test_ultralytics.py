@@ -123,8 +123,11 @@ def test_a_shell_loads_a_file_of_each_version_and_task(saved, tmp_path, name):
     assert (tmp_path / "a.png").is_file()
 
 
-def test_the_inputs_of_the_head_are_found(saved):
-    row = camkit.explain(load_model(str(saved("yolo11n")), size=160, device="cpu"), PLANE, target=targets.box(0))
+@pytest.mark.parametrize("size", [(160, 160), (256, 96)])
+def test_the_inputs_of_the_head_are_found(saved, size):
+    loaded = load_model(str(saved("yolo11n")), size=max(size), device="cpu")
+
+    row = camkit.explain(loaded, Image.open(PLANE).convert("RGB").resize(size), target=targets.box(0))
 
     assert row.method == "layercam-centred"
     assert row.layer == "model.model.16+model.model.19+model.model.22"
@@ -139,6 +142,15 @@ def test_the_branch_that_passes_gradients_is_explained(saved, tmp_path):
 
     assert "passes no gradients back" in str(loaded.note)
     assert camkit.explain(loaded, PLANE, target=targets.box(0)).status == "ok"
+
+
+def test_rt_detr_is_refused_with_what_to_pass_instead(saved, tmp_path):
+    held = torch.load(saved("yolo11n"), weights_only=False)
+    held["model"].model[-1] = importlib.import_module("ultralytics.nn.modules.head").RTDETRDecoder(hd=32, ndl=1)
+    torch.save(held, tmp_path / "rtdetr.pt")
+
+    with pytest.raises(ModelError, match=r"holds ultralytics' RT-DETR, .* such as hf:"):
+        load_model(str(tmp_path / "rtdetr.pt"))
 
 
 @pytest.mark.parametrize("version", represented_by("yolo11n", among=VERSIONS))
