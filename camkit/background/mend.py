@@ -28,11 +28,12 @@ from torch import Tensor, nn
 from camkit.background.check import PlanOptions, finish_check, plan_check
 from camkit.background.data import Item, grouped
 from camkit.background.edits import Edit
-from camkit.background.effects import Pair
+from camkit.background.effects import OVERALL, Pair
 from camkit.background.experiment import Experiment, batches_of_one_shape
 from camkit.background.plan import Plan, make_plan
 from camkit.background.probe import cross_validated
 from camkit.background.result import CheckResult, gap_change
+from camkit.background.rule import reason_of
 from camkit.background.showcase import in_levels
 from camkit.engine.attach import forward_hooks, tensors_in
 from camkit.engine.guard import interruptible
@@ -187,15 +188,20 @@ def mend(
 
 
 def nothing_to_mend(before: CheckResult) -> str:
-    """Say why a model needs no mending: neither the gap nor an effect of a class is a finding; "" if one is."""
+    """Say why there is nothing to mend, or why that is not decided; "" if the gap or a class's effect is a finding."""
     effects = [
         own.effects.get(name) for own in before.judged.values() if not own.waived for name in ("gap", "attraction")
     ]
     if any(effect is not None and effect.level in ("fail", "warn") for effect in effects):
         return ""
-    gap = _gap_of(before)
-    return "there is nothing to mend: " + (
-        "the gap could not be measured" if gap is None else f"the gap of {gap:.2f} is not a finding; no class has one"
+    overall, value = before.judged[OVERALL], _gap_of(before)
+    reasons = [*overall.reasons, *(reason_of(effect) for effect in overall.effects.values() if effect.name == "gap")]
+    if before.verdict == "PASS" or overall.effects["gap"].level == "excluded":
+        return f"there is nothing to mend: {reasons[-1].text}"
+    first = next(reason for reason in reasons if reason.step)
+    return (
+        f"the gap{'' if value is None else f' of {value:.2f}'} is not decided by the half of the pictures that is "
+        f"checked: {first.text}; next, for each half: {first.step}"
     )
 
 

@@ -176,5 +176,5 @@ def mend(
         # The exit code if the weights are not written because the mended model is no better
         return 1
     found.save(file)
-    say(f"wrote {printable(str(file))}")
+    say(printable(f"wrote {file}" + f", although {problem}" * bool(problem)))
     return 0

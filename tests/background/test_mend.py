@@ -284,7 +284,7 @@ def test_the_layer_moves_as_far_as_the_loss_on_unedited_pictures_allows(pictures
     none = mend(reads_background(), pictures, most_lost=0.05)
     assert (none.strength, none.problem) == (
         10,
-        "mending may lose up to 7.3% of the unedited pictures; the limit is 5.0%",
+        "mending may lose up to 7.3% of the unedited pictures; the limit is 5.0%; pass most_lost=0.08 or add pictures",
     )
     with pytest.raises(InputError, match="most_lost is 2"):
         mend(reads_background(), pictures, most_lost=2)
@@ -309,16 +309,26 @@ def test_the_command_first_says_whether_there_is_anything_to_mend(
 ) -> None:
     weight = "torch.tensor([[-50.0, 50, 0, 0], [50, -50, 0, 0]])"  # which sees the objects
     (tmp_path / "net.py").write_text(changed(f"model.head.weight.copy_({weight})"))
+    config = tmp_path / "camkit.toml"
+    config.write_text("[check]\npastes = 1\n[limits]\nleast_pictures = 8\ngap = 0.3")
     assert main(command) == 1
     said = capsys.readouterr()
     lines = said.err.splitlines()
     assert lines[1].startswith("camkit: before: heat")
-    assert "no weights are written: there is nothing to mend: the gap of 0.00 is not a finding" in lines[-1]
-    assert lines[-1].endswith("; --force trains anyway")
+    assert "no weights are written: there is nothing to mend: a gap above 0." in lines[-1]
+    assert lines[-1].endswith("(measured: 0.00 (blur 0.00, tile 0.00), limit 0.30); --force trains anyway")
     assert (said.out, "training" in said.err, "pasting" in said.err) == ("", False, False)
     assert main([*command, "--force", "--out", "forced.pth"]) == 0
-    assert "verdict" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "verdict" in said.out
+    assert "wrote forced.pth, although there is nothing to mend: a gap above 0." in said.err
     assert (tmp_path / "forced.pth").exists()
+    undecided = "the gap of 0.00 is not decided by the half of the pictures that is checked: all classes together: "
+    few = "only 20 pictures could be tested; the check needs 30; next, for each half: add at least 10 pictures"
+    for least, why in (8, "a gap up to 0."), (30, few):
+        config.write_text(f"[check]\npastes = 1\n[limits]\nleast_pictures = {least}")
+        assert main(command) == 1
+        assert f"no weights are written: {undecided}{why}" in capsys.readouterr().err
 
 
 def test_a_name_that_is_not_text_is_escaped_in_the_table(command: list[str], pictures: Path, tmp_path: Path) -> None:
