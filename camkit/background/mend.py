@@ -115,11 +115,11 @@ class MendResult:
     def _not_proven(self) -> str:
         allowed = self.before.plan.settings.mend.most_lost
         if not self.lost < allowed:
-            enough = min(1.0, int(100 * self.lost) / 100 + 0.01)
+            enough = min(1.0, int(100 * self.lost + 1.001) / 100)
             more = advice(f"most_lost={enough:.2f}", f"--most-lost {enough:.2f}")
             return (
-                f"mending may lose up to {self.lost:.1%} of the unedited pictures; the limit is {allowed:.1%}; pass {more} "
-                "or add pictures"
+                f"mending may lose up to {self.lost:.1%} of the unedited pictures; the limit is {allowed:.1%}; "
+                f"pass {more} or add pictures"
             )
         change, worst_before, worst_after = self.gap_change, self.worst_before, self.worst_after
         if change is None or not change.high < 0:  # of few groups, NaN

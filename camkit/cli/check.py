@@ -165,7 +165,7 @@ def mend(
         with stages() as progress:
             examples, problem = examples_of(plan, progress)
         kept = [word for both in itertools.pairwise(sys.argv) if not {"--out", "-o"} & {*both} for word in both[1:]]
-        words = [word for word in kept if not word.startswith(("--out=", "-o="))]
+        words = [word for word in kept if not word.startswith(("--out=", "-o=", "--overwrite"))]
         command = shlex.join(["camkit", *words, "--export", "pasted"])
         advice = f"{advice}, and this command writes pictures to train the whole network on: {printable(command)}"
     if force or not problem:

@@ -281,7 +281,7 @@ def test_the_command_writes_weights_that_the_command_can_load(
 def test_features_that_do_not_know_the_objects_are_named_before_training(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["camkit", *command, "--out", "a.pth", "-o=b.pth"])
+    monkeypatch.setattr("sys.argv", ["camkit", *command, "--out", "a.pth", "-o=b.pth", "--overwrite"])
     blind = "model.loses = nn.Sequential(nn.AvgPool2d(2), nn.Conv2d(4, 4, 1)); model.loses[1].weight.zero_()"
     blind += "; model.loses[1].bias.zero_(); model.loses[1].weight[2, 2] = model.loses[1].weight[3, 3] = 1"
     (tmp_path / "net.py").write_text("from torch import nn\n" + changed(blind))
