@@ -28,16 +28,17 @@ from torch import Tensor, nn
 from camkit.background.check import PlanOptions, finish_check, plan_check
 from camkit.background.data import Item, grouped
 from camkit.background.edits import Edit
-from camkit.background.effects import Pair
+from camkit.background.effects import OVERALL, Pair
 from camkit.background.experiment import Experiment, batches_of_one_shape
 from camkit.background.plan import Plan, make_plan
 from camkit.background.probe import cross_validated
 from camkit.background.result import CheckResult, gap_change
+from camkit.background.rule import reason_of
 from camkit.background.showcase import in_levels
 from camkit.engine.attach import forward_hooks, tensors_in
 from camkit.engine.guard import interruptible
 from camkit.engine.passes import quiet_pass, to_grid
-from camkit.errors import InputError, LayerError, as_cell, refuse_unknown_options, refusing_exit, text_of
+from camkit.errors import InputError, LayerError, advice, as_cell, refuse_unknown_options, refusing_exit, text_of
 from camkit.images.files import csv_line, write_file
 from camkit.images.prepare import prepare
 from camkit.images.regions import Shades
@@ -114,7 +115,12 @@ class MendResult:
     def _not_proven(self) -> str:
         allowed = self.before.plan.settings.mend.most_lost
         if not self.lost < allowed:
-            return f"mending may lose up to {self.lost:.1%} of the unedited pictures; the limit is {allowed:.1%}"
+            enough = min(1.0, int(100 * self.lost + 1.001) / 100)
+            more = advice(f"most_lost={enough:.2f}", f"--most-lost {enough:.2f}")
+            return (
+                f"mending may lose up to {self.lost:.1%} of the unedited pictures; the limit is {allowed:.1%}; "
+                f"pass {more} or add pictures"
+            )
         change, worst_before, worst_after = self.gap_change, self.worst_before, self.worst_after
         if change is None or not change.high < 0:  # of few groups, NaN
             figures = "the pictures come from too few groups"
@@ -155,6 +161,8 @@ def mend(
 ) -> MendResult:
     """Train the last linear layer of a classifier anew, so that it relies less on the background.
 
+    It trains even if there is nothing to mend: ``problem`` then says why the result should not be used.
+
     The model itself stays as it is. Half of the groups of pictures are used for mending, and the other half for the
     checks before and after. The layer moves away from its old weights as long as it loses, with 95 % confidence, less
     than ``most_lost`` of the unedited pictures.
@@ -187,15 +195,20 @@ def mend(
 
 
 def nothing_to_mend(before: CheckResult) -> str:
-    """Say why a model needs no mending: neither the gap nor an effect of a class is a finding; "" if one is."""
+    """Say why there is nothing to mend, or why that is not decided; "" if the gap or a class's effect is a finding."""
     effects = [
         own.effects.get(name) for own in before.judged.values() if not own.waived for name in ("gap", "attraction")
     ]
     if any(effect is not None and effect.level in ("fail", "warn") for effect in effects):
         return ""
-    gap = _gap_of(before)
-    return "there is nothing to mend: " + (
-        "the gap could not be measured" if gap is None else f"the gap of {gap:.2f} is not a finding; no class has one"
+    overall, value = before.judged[OVERALL], _gap_of(before)
+    reasons = [*overall.reasons, *(reason_of(effect) for effect in overall.effects.values() if effect.name == "gap")]
+    if before.verdict == "PASS" or overall.effects["gap"].level == "excluded":
+        return f"there is nothing to mend: {reasons[-1].text}"
+    first = next(reason for reason in reasons if reason.step)
+    return (
+        f"the gap{'' if value is None else f' of {value:.2f}'} is not decided by the half of the pictures that is "
+        f"checked: {first.text}; next, for each half: {first.step}"
     )
 
 
@@ -260,6 +273,10 @@ def mended(plan: Plan, progress: MendProgress, before: CheckResult, examples: Ex
     return MendResult(module, name, before, after, mended_on, strength, lost, unknown)
 
 
+STRENGTHS = [10.0 ** (power / 2) for power in range(2, -7, -1)]
+"""The strengths of the pull towards the old weights; the strongest comes first."""
+
+
 def loosened(
     examples: Examples, plan: Plan, progress: MendProgress
 ) -> tuple[tuple[Float[Tensor, "k d"], Float[Tensor, " k"]], float, float]:
@@ -275,10 +292,9 @@ def loosened(
     """
     right, original, parts = examples.right(examples.before).double(), examples.original, range(PROVING + 1)
     groups = [group for group, is_original in zip(examples.groups, original.tolist(), strict=True) if is_original]
-    # The strongest of the pulls comes first
-    strengths, layers, found = [10.0 ** (power / 2) for power in range(2, -7, -1)], [examples.before] * len(parts), None
-    for number, strength in enumerate(strengths):
-        progress("training", number, len(strengths))
+    layers, found = [examples.before] * len(parts), None
+    for number, strength in enumerate(STRENGTHS):
+        progress("training", number, len(STRENGTHS))
         losses = right.clone()
         for part in parts:
             used, held_out = (examples.parts != part) & (examples.parts != PROVING), examples.parts == part
@@ -289,7 +305,7 @@ def loosened(
             found = layers[PROVING], strength, lost
         if lost >= plan.settings.mend.most_lost:
             break
-    progress("training", len(strengths), len(strengths))
+    progress("training", len(STRENGTHS), len(STRENGTHS))
     assert found is not None
     return found
 
@@ -333,7 +349,9 @@ def what_is_unknown(examples: Examples, stages: Mapping[str, Float[Tensor, "n d"
         return mean_over_groups(right.double().tolist(), groups, [seed, 5])[0]
 
     own, last = float(examples.right(examples.before)[examples.original].double().mean()), known(examples.features)
-    if not last.high < (chance + own) / 2:
+    middle = (chance + own) / 2
+    # A wider interval says that there are too few pictures to tell: with more of them, such a network was mended
+    if not last.high < middle or last.high - last.low > middle - chance:
         return ""
     said = (
         f"the last layer's inputs hardly know the objects: a linear layer on them recognises {last.value:.0%} of the "
@@ -343,6 +361,8 @@ def what_is_unknown(examples: Examples, stages: Mapping[str, Float[Tensor, "n d"
     if not stages:
         return said
     share, best = max((known(features).value, name) for name, features in stages.items())
+    if not share > last.high:
+        return f"{said}; no earlier stage knows clearly more"
     return (
         f"{said}; of the earlier stages, {best!r} knows most: a linear layer on its mean output recognises {share:.0%}"
     )

@@ -295,7 +295,7 @@ def compare(
     files = find_pictures(pictures, skip=out)
     check_sheet_file(out)
     refuse_input(out, files)
-    refuse_existing(out, "--out", overwrite=overwrite)
+    refuse_existing(out, "file with --out", overwrite=overwrite)
     if TALK.verbose:
         say(f"pictures to compare: {len(files)}", "dim")
     loaded = load(source)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import shlex
@@ -15,7 +16,7 @@ import camkit
 from camkit.background import report
 from camkit.background.check import finish_check, plan_check, spread, starter_config
 from camkit.background.data import read_class_map, read_data
-from camkit.background.mend import check_before, examples_of, export_composites, mended, nothing_to_mend
+from camkit.background.mend import STRENGTHS, check_before, examples_of, export_composites, mended, nothing_to_mend
 from camkit.background.outlines import GRABCUT, PAGE
 from camkit.background.rule import said
 from camkit.cli.explain import actors_of, events_into, load, on_cluster, refuse_existing
@@ -89,7 +90,7 @@ def init(data: Path | None, *, source: OptionalModel, file: Path, overwrite: boo
     is_toml = file.suffix == ".toml" and file.name != PROJECT_FILE
     if not is_toml:
         raise InputError(f"the config cannot be written to {file}; {instead}")
-    refuse_existing(file, "--file", overwrite=overwrite)
+    refuse_existing(file, "file with --file", overwrite=overwrite)
     model = {name: value for name, value in vars(source).items() if name != "trust_remote_code"}
     settings = _settings(data, model=model, **tables)
     path, table = settings.data.path, settings.data.class_map
@@ -146,7 +147,7 @@ def mend(
     """Train the last layer anew, or export the pictures to train on."""
     file = Path("mended.pth") if out is None else out
     target = file if export is None else export / "labels.csv"
-    refuse_existing(target, "--out" if export is None else "--export", overwrite=overwrite)
+    refuse_existing(target, "file with --out" if export is None else "folder with --export", overwrite=overwrite)
     check_folder(target.parent)
     settings = _settings(data, run={"out": export}, **tables)
     refuse_input(target, [settings.data.regions, settings.data.class_map, *source.files()])
@@ -163,12 +164,14 @@ def mend(
         say(printable(problem or f"to mend: {report.sentence(before)}"))
         with stages() as progress:
             examples, problem = examples_of(plan, progress)
-        command = shlex.join(["camkit", *sys.argv[1:], "--export", "pasted"])
+        kept = [word for both in itertools.pairwise(sys.argv) if not {"--out", "-o"} & {*both} for word in both[1:]]
+        words = [word for word in kept if not word.startswith(("--out=", "-o=", "--overwrite"))]
+        command = shlex.join(["camkit", *words, "--export", "pasted"])
         advice = f"{advice}, and this command writes pictures to train the whole network on: {printable(command)}"
     if force or not problem:
         with stages() as progress:
             found = mended(plan, progress, before, examples, problem)
-        for line in said("mended", found).split("\n"):
+        for line in said("mended", found, found.strength > STRENGTHS[-1]).split("\n"):
             emit(line)
         problem, advice = found.problem, "--force writes them, and --export writes pictures to train on"
     if problem and not force:
@@ -176,5 +179,5 @@ def mend(
         # The exit code if the weights are not written because the mended model is no better
         return 1
     found.save(file)
-    say(f"wrote {printable(str(file))}")
+    say(printable(f"wrote {file}" + f", although {problem}" * bool(problem)))
     return 0

@@ -114,13 +114,13 @@ def need_pictures(pictures: Sequence[object], example: str) -> None:
         raise InputError(f"name at least one picture: camkit {example} --model resnet50")
 
 
-def refuse_existing(file: Path, option: str, *, overwrite: bool) -> None:
+def refuse_existing(file: Path, another: str, *, overwrite: bool) -> None:
     """Refuse to replace a file without ``--overwrite``.
 
     Raises:
         OutputError: it exists, and may not be replaced.
     """
-    exists = f"{file} exists already; name another file with {option}, or pass --overwrite"
+    exists = f"{file} exists already; name another {another}, or pass --overwrite"
     if file.exists() and not overwrite:
         raise OutputError(exists)
 
@@ -449,7 +449,7 @@ def _slide(pictures: Sequence[str], source: Model, targets: TargetOptions, how: 
         raise InputError("a slide shows one picture; name one file")
     if how.out.suffix in (".pdf", ".svg"):
         file = how.out
-        refuse_existing(file, "--out", overwrite=how.overwrite)
+        refuse_existing(file, "file with --out", overwrite=how.overwrite)
     else:
         refuse_other_file(how.out)
         words = ["slide", *map(slug, [*([targets.true] if targets.true else []), *(targets.target or [])])]
