@@ -32,6 +32,14 @@ PULL = 0.003
 """The weight of the squared weights in the loss. On photos, layers with 0.001 to 0.01 are right equally often."""
 
 
+def parts_of(labels: Int[Tensor, " n"], groups: Sequence[str], seed: int) -> Int[Tensor, " n"]:
+    """Return the part of each row's group, from 0 to FOLDS - 1. The groups of each class are spread over the parts."""
+    names, first, numbers = np.unique(groups, return_index=True, return_inverse=True)
+    order = np.random.default_rng(seed).permutation(len(names))
+    order = order[np.argsort(labels.numpy()[first][order], kind="stable")]  # class by class
+    return torch.from_numpy(np.argsort(order)[numbers] % FOLDS)
+
+
 def cross_validated(
     features: Float[Tensor, "n d"], labels: Int[Tensor, " n"], groups: Sequence[str], seed: int
 ) -> Int[Tensor, " n"]:
@@ -45,12 +53,9 @@ def cross_validated(
         features: what the layer sees, in any units.
         labels: each row's class, numbered from 0.
         groups: each row's group; there must be two or more.
-        seed: decides which groups form a part. The groups of each class are spread over the parts.
+        seed: decides which groups form a part.
     """
-    names, first, numbers = np.unique(groups, return_index=True, return_inverse=True)
-    order = np.random.default_rng(seed).permutation(len(names))
-    order = order[np.argsort(labels.numpy()[first][order], kind="stable")]  # class by class
-    parts = torch.from_numpy(np.argsort(order)[numbers] % FOLDS)
+    parts = parts_of(labels, groups, seed)
     centred, wanted = features.double() - features.double().mean(0), functional.one_hot(labels).double()
     scale = centred.square().mean(0).sqrt() * features.shape[1] ** 0.5
     # Columns that have the same products: the layer predicts the same from them, and there are at most as many as rows.
