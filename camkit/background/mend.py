@@ -561,8 +561,9 @@ def inputs_of(
     groups = [item.group for item, _ in shown]
     parts, weights = torch.full((len(shown),), PROVING), torch.zeros(len(shown), dtype=torch.float64)
     mending = [row for row, (item, _) in enumerate(shown) if item.name not in proving]
-    classes = torch.from_numpy(group_numbers([pairs[row][0] for row in mending]))
-    parts[mending] = parts_of(classes, [groups[row] for row in mending], plan.settings.check.seed)
+    parts[mending] = parts_of(
+        [pairs[row][0] for row in mending], [groups[row] for row in mending], plan.settings.check.seed
+    )
     weights[mending] = _weights([pairs[row] for row in mending], [original[row] for row in mending])
     return Examples(
         features,
