@@ -31,7 +31,7 @@ from camkit.background.edits import Edit
 from camkit.background.effects import OVERALL, Pair
 from camkit.background.experiment import Experiment, batches_of_one_shape
 from camkit.background.plan import Plan, make_plan
-from camkit.background.probe import cross_validated
+from camkit.background.probe import cross_validated, parts_of
 from camkit.background.result import CheckResult, gap_change
 from camkit.background.rule import reason_of
 from camkit.background.showcase import in_levels
@@ -42,7 +42,14 @@ from camkit.errors import InputError, LayerError, advice, as_cell, refuse_unknow
 from camkit.images.files import csv_line, write_file
 from camkit.images.prepare import prepare
 from camkit.images.regions import Shades
-from camkit.kit.statistics import Estimate, mean_over_groups, seed_of
+from camkit.kit.statistics import (
+    MIN_GROUPS,
+    Estimate,
+    bootstrap_sums,
+    effective_groups,
+    group_numbers,
+    mean_over_groups,
+)
 from camkit.models import device_of, dtype_of
 from camkit.models.loaded import Loadable
 from camkit.options import Run
@@ -290,13 +297,13 @@ def loosened(
         The trained rows of the layer's weights and biases, the strength of the pull, and the share of unedited pictures
         that is lost at most.
     """
-    right, original, parts = examples.right(examples.before).double(), examples.original, range(PROVING + 1)
+    right, original = examples.right(examples.before).double(), examples.original
     groups = [group for group, is_original in zip(examples.groups, original.tolist(), strict=True) if is_original]
-    layers, found = [examples.before] * len(parts), None
+    layers, found = dict.fromkeys(examples.parts.unique().tolist(), examples.before), None
     for number, strength in enumerate(STRENGTHS):
         progress("training", number, len(STRENGTHS))
         losses = right.clone()
-        for part in parts:
+        for part in layers:
             used, held_out = (examples.parts != part) & (examples.parts != PROVING), examples.parts == part
             layers[part] = fit(examples, strength, layers[part], used)
             losses[held_out] -= examples.right(layers[part])[held_out].double()
@@ -311,13 +318,24 @@ def loosened(
 
 
 def most_lost_of(losses: Sequence[float], groups: Sequence[str], seed: int) -> float:
-    """Return the one-sided 95 % bound of a mean loss, by a bootstrap over groups.
+    """Return the one-sided 95 % bound of a mean loss, by a bootstrap over groups. With few groups, it is 1.
 
-    One more lost picture counts, in a group of its own: otherwise the bound would be 0 if none is lost. If none of n
-    pictures is lost, each in a group of its own, the bound is about 3 / n, as by the binomial distribution.
+    One more group is lost in it: otherwise the bound would be 0 if nothing is lost. This group counts as one picture if
+    a lost picture says nothing about the others of its group, and as a whole group of mean size if these are always
+    lost too, or if nothing is lost. If nothing is lost in n groups of one size, the bound is about 3 / n, as by the
+    binomial distribution.
     """
-    another = max(groups, default="") + "+"
-    return float(np.quantile(mean_over_groups([*losses, 1.0], [*groups, another], [seed, 4])[1], 0.95))
+    count, numbers = effective_groups(groups), group_numbers(groups)
+    if count < MIN_GROUPS:
+        return 1.0
+    changed = np.abs(losses)
+    possible = changed @ (np.bincount(numbers)[numbers] - 1)
+    together = np.square(np.bincount(numbers, losses)).sum() - changed.sum()
+    share = np.clip(together / possible, 0, 1) if possible else 1
+    size = 1 + (len(groups) / count - 1) * share
+    terms = np.column_stack([[*losses, size], [*np.ones(len(groups)), size]])
+    sums = bootstrap_sums(terms, np.append(numbers, numbers.max() + 1), [seed, 4])
+    return float(np.quantile(sums[:, 0] / sums[:, 1], 0.95))
 
 
 def what_is_unknown(examples: Examples, stages: Mapping[str, Float[Tensor, "n d"]], seed: int) -> str:
@@ -528,8 +546,8 @@ class Examples:
         return best > torch.cat([logits.masked_fill(self.own, -torch.inf), self.fixed], 1).amax(1)
 
 
-PROVING = 4
-"""The number of the half of the pictures that proves, behind those of the parts of the half that mends."""
+PROVING = -1
+"""Stands in place of a part's number for the half of the pictures that proves."""
 
 
 def inputs_of(
@@ -565,12 +583,12 @@ def inputs_of(
     fixed = [row for row in range(len(weight)) if row not in rows]
     others = nn.functional.pad(features @ weight[fixed].T + bias[fixed], (0, 1), value=-torch.inf)
     own = torch.tensor([[row in plan.outputs[label] for row in rows] for label, _ in pairs])
-    seed = plan.settings.check.seed
-    parts = torch.tensor(
-        [PROVING if item.name in proving else seed_of(f"{seed} {item.group}") % PROVING for item, _ in shown]
+    groups = [item.group for item, _ in shown]
+    parts, weights = torch.full((len(shown),), PROVING), torch.zeros(len(shown), dtype=torch.float64)
+    mending = [row for row, (item, _) in enumerate(shown) if item.name not in proving]
+    parts[mending] = parts_of(
+        [pairs[row][0] for row in mending], [groups[row] for row in mending], plan.settings.check.seed
     )
-    weights = torch.zeros(len(shown), dtype=torch.float64)
-    mending = (parts != PROVING).nonzero()[:, 0].tolist()
     weights[mending] = _weights([pairs[row] for row in mending], [original[row] for row in mending])
     return Examples(
         features,
@@ -579,7 +597,7 @@ def inputs_of(
         weights,
         pairs,
         torch.tensor(original),
-        [item.group for item, _ in shown],
+        groups,
         parts,
         (weight[rows], bias[rows]),
     )

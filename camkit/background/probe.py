@@ -32,6 +32,14 @@ PULL = 0.003
 """The weight of the squared weights in the loss. On photos, layers with 0.001 to 0.01 are right equally often."""
 
 
+def parts_of(labels: Sequence[Any], groups: Sequence[str], seed: int) -> Int[Tensor, " n"]:
+    """Return the part of each row's group, from 0 to FOLDS - 1. The groups of each class are spread over the parts."""
+    names, first, numbers = np.unique(groups, return_index=True, return_inverse=True)
+    order = np.random.default_rng(seed).permutation(len(names))
+    order = order[np.argsort(np.array(labels)[first][order], kind="stable")]  # class by class
+    return torch.from_numpy(np.argsort(order)[numbers] % FOLDS)
+
+
 def cross_validated(
     features: Float[Tensor, "n d"], labels: Int[Tensor, " n"], groups: Sequence[str], seed: int
 ) -> Int[Tensor, " n"]:
@@ -45,18 +53,14 @@ def cross_validated(
         features: what the layer sees, in any units.
         labels: each row's class, numbered from 0.
         groups: each row's group; there must be two or more.
-        seed: decides which groups form a part. The groups of each class are spread over the parts.
+        seed: decides which groups form a part.
     """
-    names, first, numbers = np.unique(groups, return_index=True, return_inverse=True)
-    order = np.random.default_rng(seed).permutation(len(names))
-    order = order[np.argsort(labels.numpy()[first][order], kind="stable")]  # class by class
-    parts = torch.from_numpy(np.argsort(order)[numbers] % FOLDS)
+    parts, predicted = parts_of(labels.tolist(), groups, seed), torch.empty_like(labels)
     centred, wanted = features.double() - features.double().mean(0), functional.one_hot(labels).double()
     scale = centred.square().mean(0).sqrt() * features.shape[1] ** 0.5
     # Columns that have the same products: the layer predicts the same from them, and there are at most as many as rows.
     columns = torch.linalg.qr((centred / scale.where(scale > 0, torch.inf)).T, mode="r").R.T
     pull = PULL * torch.eye(columns.shape[1], dtype=torch.float64)
-    predicted = torch.empty_like(labels)
     for part in parts.unique():
         used = parts != part
         weights = 1 / labels[used].bincount()[labels[used]].double()[:, None]

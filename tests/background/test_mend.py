@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -318,13 +319,50 @@ def test_the_bound_of_the_loss_is_that_of_the_binomial_distribution_and_of_group
     for count in (60, 150, 400):
         alone = [str(number) for number in range(count)]
         assert most_lost_of([0.0] * count, alone, 0) == pytest.approx(1 - 0.05 ** (1 / count), abs=0.6 / count)
+    in_twelve, in_four = [str(number % 12) for number in range(240)], [str(number % 4) for number in range(100)]
+    assert most_lost_of([0.0] * 240, in_twelve, 0) == pytest.approx(1 - 0.05 ** (1 / 12), abs=0.015)
+    assert most_lost_of([0.0] * 100, in_four, 0) == 1
     losses, groups = [1.0, 1, 1, 0, -1, *[0] * 95], [*"aaabc", *(str(number // 5) for number in range(95))]
-    sums = {group: np.array([0.0, 0]) for group in [*groups, "one more"]}
-    for loss, group in zip([*losses, 1.0], [*groups, "one more"], strict=True):
+    sums = {group: np.array([0.0, 0]) for group in groups}
+    for loss, group in zip(losses, groups, strict=True):
         sums[group] += (loss, 1)
-    rng, drawn = np.random.default_rng(1), list(sums.values())
+    rng, drawn = np.random.default_rng(1), [*sums.values(), np.full(2, 100 / 21)]  # 100 pictures say as much as 21
     means = [np.divide(*np.sum(rng.choice(drawn, len(drawn)), axis=0)) for _ in range(4000)]
     assert most_lost_of(losses, groups, 0) == pytest.approx(np.quantile(means, 0.95), abs=0.005)
+
+
+def test_each_part_is_predicted_from_the_others_and_no_pull_is_tried_after_one_that_loses_too_much(
+    pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, bounds = list[tuple[Examples, float, torch.Tensor]](), iter([0.04, 0.3])
+
+    def noted(given: Examples, strength: float, start: Any, used: torch.Tensor) -> Any:
+        calls.append((given, strength, used))
+        return fit(given, strength, start, used)
+
+    monkeypatch.setattr("camkit.background.mend.fit", noted)
+    monkeypatch.setattr("camkit.background.mend.most_lost_of", lambda *_: next(bounds, 0.01))
+    found = mend(reads_background(), pictures)
+    assert (found.strength, found.lost, len({strength for _, strength, _ in calls})) == (10, 0.04, 2)
+    given = calls[0][0]
+    used = sorted(sorted(set(given.parts[rows].tolist())) for _, _, rows in calls[: len(calls) // 2])
+    assert used == sorted([[*range(5)], *([other for other in range(5) if other != part] for part in range(5))])
+    rows = zip(given.parts.tolist(), given.pairs, given.original.tolist(), strict=True)
+    counts = Counter((part, label) for part, (label, _), original in rows if original and part >= 0)
+    assert counts == {(part, label): 2 for part in range(5) for label in ("dark", "light")}
+
+
+@pytest.mark.parametrize(("share", "named"), [(0.5, False), (0.1, True)])
+def test_features_that_may_know_enough_objects_are_not_named(share: float, named: bool) -> None:
+    """They know this share of the objects, so that a layer recognises half of the others; the limit is 0.75."""
+    own = torch.eye(2).repeat(42, 1)
+    original = torch.arange(84) >= 80
+    features = own.double() * ((torch.arange(84) < 80 * share) | original)[:, None]
+    pairs = [("ab"[row % 2], "ab"[row // 2 % 2]) for row in range(84)]
+    fixed, before = torch.full((84, 1), -torch.inf), (torch.eye(2).double(), torch.zeros(2).double())
+    unused = torch.zeros(84)
+    given = Examples(features, own.bool(), fixed, unused, pairs, original, [*map(str, range(84))], unused, before)
+    assert what_is_unknown(given, {}, 0).startswith("the last layer's inputs hardly know the objects") == named
 
 
 @pytest.mark.extended
