@@ -81,7 +81,7 @@ class Sees(nn.Module):
 
     def __init__(self, head: str) -> None:
         super().__init__()
-        self.head, self.sees, self.passes = head, nn.Conv2d(3, 4, 1), 0
+        self.head, self.sees = head, nn.Conv2d(3, 4, 1)
         self.unused = nn.Parameter(torch.zeros(1))
         self.answers = nn.Conv2d(4, 2, 1) if head == "convolution" else nn.Linear(4, 2)
         with torch.no_grad():
@@ -99,10 +99,9 @@ class Sees(nn.Module):
         tokens = maps.flatten(2).mT
         if self.head == "tokens":
             return self.answers(tokens).mean(1)
-        self.passes += 1
         features = tokens.mean(1)
-        odd = self.head == "pictures second, at times" and self.passes % 4 < 2
-        answers = self.answers(features[None])[0] if odd else self.answers(features)
+        second = self.head == "pictures second, at times" and pictures[0, 0, 0, 0] > pictures[0, 0, 0, 1]
+        answers = self.answers(features[None])[0] if second else self.answers(features)
         features.zero_()
         return answers
 
