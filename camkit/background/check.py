@@ -328,8 +328,8 @@ def _run(
     measures = {name: replace(own, effects={**own.effects, **judged[name].effects}) for name, own in measures.items()}
     alone = [
         (item.label, item.group, row.alone, row.box)
-        for item in sample
-        if len((row := edited[item.name]).alone) and np.isfinite(row.alone).all()
+        for item, row in ((item, edited[item.name]) for item in sample)
+        if any(edit.arm == "removed" for edit, _ in row.answers) and np.isfinite(row.alone).all()
     ]
     first = next(iter(heat.values()))
     bare = [item.name for item in plan.data.items if plan.with_regions and not item.objects]

@@ -64,7 +64,7 @@ class EditsRow(PictureRow):
     """The model's answers to the edits of a picture.
 
     ``why`` says why the picture was not shown on backgrounds of both kinds; it is "" if it was. ``alone`` has the
-    model's pooled features of the picture without its object, the mean over the fills; it is empty without features.
+    model's pooled features of the picture without its object, the mean over the fills; it is empty if a fill has none.
     ``box`` has the sides of what was removed and its share of the picture; zeros if that is the middle.
     """
 
@@ -528,7 +528,8 @@ class Experiment:
             edited, tensors = zip(*batch, strict=True)
             features = list[Tensor]()
             answers = self.plan.answer(torch.stack(tensors), [item for item, _ in edited], features)
-            pooled = torch.cat(features) if features else torch.empty(len(answers), 0)
+            rows = [row for part in features for row in part]
+            pooled = rows if len(rows) == len(answers) else [torch.empty(0)] * len(answers)
             return list(zip(edited, answers, pooled, strict=True))
 
         passes = (
@@ -548,7 +549,8 @@ class Experiment:
                     own, features = answers.pop(item), alone.pop(item, [torch.empty(0)])
                     hole = None if (picture := self.load(item)) is None else picture.hole
                     box = (0.0,) * 5 if hole is None else (*map(float, extent(hole)), float(hole.double().mean()))
-                    mean = torch.stack(features).mean(0).numpy()
+                    alike = len({len(each) for each in features}) == 1
+                    mean = torch.stack(features if alike else [torch.empty(0)]).mean(0).numpy()
                     yield EditsRow(item.name, list(own.items()), self.why_untested(item, own), mean, box)
         yield from (EditsRow(item.name, [], self.why_untested(item, [])) for item in expected if not expected[item])
 

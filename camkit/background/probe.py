@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from camkit.engine.attach import forward_hooks
+from camkit.engine.attach import hooked, tensors_in
 from camkit.kit.statistics import (
     MIN_GROUPS,
     Estimate,
@@ -76,20 +76,22 @@ def cross_validated(
 def noted(model: nn.Module, found: list[Tensor], count: int) -> Iterator[None]:
     """Add a model's pooled features (count, C) to a list after a pass: what its last module with weights gets.
 
-    They are averaged over the grid or the tokens. Nothing is added if no such module gets a row for each picture.
+    They are averaged over the grid or the tokens. Nothing is added if that module does not get a row for each picture.
     """
-    last = list[tuple[nn.Module, Tensor]]()
+    last = list[Tensor]()
 
-    def note(module: nn.Module, inputs: list[Tensor], _: Any) -> None:
-        last[:] = [(module, features) for features in inputs[:1]]
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # The last module that starts has no other one inside it. Later operations may change its input in place.
+        for features in tensors_in((args, kwargs))[:1]:
+            last.clear()
+            if features.dim() > 1 and len(features) == count and features.numel():
+                by_channel = features if isinstance(module, nn.modules.conv._ConvNd) else features.movedim(-1, 1)
+                last.append(by_channel.detach().float().reshape(count, by_channel.shape[1], -1).mean(2))
 
     with_weights = [module for module in model.modules() if next(module.parameters(recurse=False), None) is not None]
-    with forward_hooks(dict.fromkeys(with_weights, note)):
+    with hooked(before=[(module, note) for module in with_weights]):
         yield
-    for module, features in last:
-        if features.dim() > 1 and len(features) == count:
-            by_channel = features if isinstance(module, nn.modules.conv._ConvNd) else features.movedim(-1, 1)
-            found.append(by_channel.detach().float().cpu().reshape(count, by_channel.shape[1], -1).mean(2))
+    found += [features.cpu() for features in last]
 
 
 @dataclass(frozen=True)
@@ -97,11 +99,13 @@ class Shortcut:
     """How often linear layers name the class of pictures whose object was removed; shares are means over the classes.
 
     Attributes:
-        box: the share that is right if the layer knows only the size and place of the removed box.
+        chance: the share that is right if the layer guesses.
+        box: the share if it knows only the size and place of the removed box.
         all: the share if it also sees a model's features of the rest of the picture.
-        gain: the difference and its interval.
+        gain: the difference between these two, and its interval.
     """
 
+    chance: float
     box: float
     all: float
     gain: Estimate
@@ -110,7 +114,9 @@ class Shortcut:
 def find_shortcut(
     pictures: Sequence[tuple[str, str, Float[np.ndarray, " d"], Sequence[float]]], seed: int
 ) -> Shortcut | None:
-    """Measure the shortcut in pictures without their object; None if there are fewer than MIN_GROUPS groups.
+    """Measure the shortcut in pictures without their object.
+
+    It is None if there are fewer than MIN_GROUPS groups, or if the pictures do not all have equally many features.
 
     The features also show where something was filled, and so the box. What a layer gets from the box alone is no
     shortcut of the background.
@@ -120,14 +126,15 @@ def find_shortcut(
         seed: the seed of the parts and of the bootstrap.
     """
     labels, groups, features, boxes = zip(*pictures, strict=True) if pictures else ((), (), (), ())
-    if len(set(groups)) < MIN_GROUPS:
+    size, *others = {len(own) for own in features} or {0}
+    if others or not size or len(set(groups)) < MIN_GROUPS:
         return None
     classes, of_group, rest = group_numbers(labels), group_numbers(groups), np.stack(features)
     places = np.array(boxes) - np.mean(boxes, 0)
     places /= np.maximum(places.std(0), 1e-9)
     box = np.hstack([places, (places[:, :, None] * places[:, None]).reshape(len(places), -1)])
     # The box counts as much as the features, however many these are
-    repeated = np.tile(box, max(1, rest.shape[1] // box.shape[1]))
+    repeated = np.tile(box, max(1, size // box.shape[1]))
     weights = 1 / np.bincount(classes)[classes] / len(set(labels))
     alone, both = (
         weights * (cross_validated(torch.from_numpy(shown), torch.from_numpy(classes), groups, seed).numpy() == classes)
@@ -137,4 +144,4 @@ def find_shortcut(
     sums = bootstrap_sums(terms, of_group, [seed], strata=strata)
     share, of_all = float(alone.sum()), float(both.sum())
     gain = interval(sums[:, 0] / sums[:, 1], of_all - share, effective_groups(groups))
-    return Shortcut(share, of_all, widened(gain))
+    return Shortcut(1 / len(set(labels)), share, of_all, widened(gain))

@@ -4,13 +4,15 @@ import json
 
 import numpy as np
 import pytest
+import timm
 import torch
 from folders import write_masked
 from torch import nn
 from torchvision.transforms import v2
 
 import camkit
-from camkit.background.probe import PULL, cross_validated
+from camkit.background.probe import PULL, cross_validated, find_shortcut, noted
+from camkit.background.report import verdict
 
 
 def slow_layer(features, labels, shown):
@@ -49,12 +51,38 @@ def test_a_class_of_two_groups_is_in_two_parts(seed):
     assert cross_validated(torch.nn.functional.one_hot(labels).float(), labels, groups, seed).equal(labels)
 
 
+@pytest.mark.parametrize("by_box", [True, False])
+def test_what_the_box_tells_is_no_gain(by_box):
+    rng, labels = np.random.default_rng(0), np.arange(40) % 2
+    noise, tells = rng.normal(size=(2, 40, 600)), labels[:, None] + rng.normal(0, 0.1, (40, 5))
+    features, boxes = noise[0], tells if by_box else noise[1, :, :5]
+    pictures = [(str(label), str(row), features[row], boxes[row]) for row, label in enumerate(labels)]
+
+    found = find_shortcut(pictures, 0)
+
+    assert found.chance == 0.5
+    assert (found.box, found.all) == (1, 1) if by_box else found.box < 0.8
+    assert found.gain.low < 0 < found.gain.high < 0.5
+    assert find_shortcut([*pictures, ("0", "other", features[0][:9], boxes[0])], 0) is None
+
+
+def test_the_features_of_a_transformer_are_what_its_last_layer_gets():
+    model, found, given = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1).eval(), [], []
+    model.head.register_forward_pre_hook(lambda _, args: given.append(args[0].clone()))
+
+    with noted(model, found, 2):
+        model(torch.rand(2, 3, 32, 32))
+
+    assert found[0].equal(given[0])
+
+
 class Sees(nn.Module):
     """Sees how light, how dark, how red and how blue a picture is, and answers by its light and dark pixels alone."""
 
     def __init__(self, head: str) -> None:
         super().__init__()
         self.head, self.sees = head, nn.Conv2d(3, 4, 1)
+        self.unused = nn.Parameter(torch.zeros(1))
         self.answers = nn.Conv2d(4, 2, 1) if head == "convolution" else nn.Linear(4, 2)
         with torch.no_grad():
             rows = [[1, 1, 1], [-1, -1, -1], [1, 0, -1], [-1, 0, 1]]
@@ -69,17 +97,24 @@ class Sees(nn.Module):
         if self.head == "convolution":
             return self.answers(maps).mean((2, 3))
         tokens = maps.flatten(2).mT
-        return self.answers(tokens).mean(1) if self.head == "tokens" else self.answers(tokens.mean(1))
+        if self.head == "tokens":
+            return self.answers(tokens).mean(1)
+        features = tokens.mean(1)
+        second = self.head == "pictures second, at times" and pictures[0, 0, 0, 0] > pictures[0, 0, 0, 1]
+        answers = self.answers(features[None])[0] if second else self.answers(features)
+        features.zero_()
+        return answers
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["the background names the class", "it does not"])
+@pytest.fixture(scope="module", params=["background", "place", "object alone"])
 def folder(request, tmp_path_factory):
-    """Return whether the background names the class, and a folder of black and of white discs on red and on blue."""
+    """Return what names the class, and a folder of black and of white discs on red and on blue."""
     path, rng = tmp_path_factory.mktemp("discs"), np.random.default_rng(0)
     rows, columns = np.indices((32, 32))
     for number in range(40):
-        name, behind = ("dark", "light")[number % 2], number % 2 if request.param else number // 2 % 2
+        name, behind = ("dark", "light")[number % 2], (number if request.param == "background" else number // 2) % 2
         top, left = rng.integers(9, 23, 2)
+        left = 8 + number % 2 * 16 if request.param == "place" else left
         inside = (rows - top) ** 2 + (columns - left) ** 2 < 40
         picture = np.clip([(40, 40, 210), (210, 40, 40)][behind] + rng.normal(0, 12, (32, 32, 3)), 0, 255)
         picture[inside] = (10, 245)[number % 2]
@@ -87,27 +122,28 @@ def folder(request, tmp_path_factory):
     return request.param, path / "pictures"
 
 
-def checked(model, pictures, **options):
+def checked(model, pictures, batch=32, **options):
     preprocess = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
-    config = {"limits": {"least_pictures": 8}, "check": {"pastes": 1}}
+    config = {"limits": {"least_pictures": 8}, "check": {"pastes": 1, "batch_size": batch}}
     return camkit.check(model, pictures, preprocess=preprocess, labels=["dark", "light"], config=config, **options)
 
 
 @pytest.mark.parametrize("head", ["linear", "tokens", "convolution"])
 def test_the_check_tells_of_a_shortcut_that_the_model_does_not_use(folder, head, tmp_path):
-    is_there, pictures = folder
+    tells, pictures = folder
 
     result = checked(Sees(head).eval(), pictures, out=tmp_path)
 
     assert result.overall.accuracy.value == 1
     assert result.overall.gap.value == pytest.approx(0)
     found = result.shortcut
-    assert 0.2 < found.box < 0.8
-    assert found.all == 1 if is_there else 0.2 < found.all < 0.8
-    assert (found.gain.low > 0) is is_there
+    assert found.box == 1 if tells == "place" else 0.2 < found.box < 0.8
+    assert 0.2 < found.all < 0.8 if tells == "object alone" else found.all == 1
+    assert (found.gain.low > 0) is (tells == "background")
     assert found.gain.value == pytest.approx(found.all - found.box)
-    said = "there is a shortcut to learn, whether or not this model uses it" if is_there else "no shortcut was found"
-    assert json.loads((tmp_path / "report.json").read_text())["shortcut"]["sentence"].endswith(said)
+    said = "says that the data has a shortcut to learn" if found.gain.low > 0 else "shows no shortcut in the data"
+    assert f"by chance; the gain of {found.gain.value:.2f}" in verdict(result).plain
+    assert said in json.loads((tmp_path / "report.json").read_text())["shortcut"]["sentence"]
     for name in ("report.html", "summary.md"):
         assert said in (tmp_path / name).read_text("utf-8")
 
@@ -118,3 +154,7 @@ def test_a_function_has_no_features(folder):
     result = checked(camkit.black_box(lambda batch: model(batch).detach().numpy()), folder[1])
 
     assert result.shortcut is None
+
+
+def test_features_in_some_passes_only_are_none(folder):
+    assert checked(Sees("pictures second, at times").eval(), folder[1], batch=7).shortcut is None
