@@ -9,17 +9,7 @@ import torch
 from PIL import Image
 from torch.nn import functional
 
-from camkit.demo.scenes import (
-    INPUT_SIZE,
-    LABELS,
-    labelled_scenes,
-    load_scene_net,
-    preprocess,
-    scene_mask,
-    scene_paths,
-    words_model,
-    write_scenes,
-)
+from camkit import scenes as shipped
 from scripts.demo.draw_scenes import scene_to_check, scene_to_explain
 from scripts.demo.drawn_scenes import BACKGROUNDS, HOME, THINGS, Scene, draw, draw_background
 
@@ -45,8 +35,8 @@ def strange() -> list[Scene]:
 
 def look(name: str, scenes: list[Scene]) -> tuple[list[str], torch.Tensor]:
     """Predicted labels and ReLU'd Grad-CAM maps at the last feature map, (N, H, W)."""
-    network = load_scene_net(name)
-    images = torch.stack([preprocess(Image.fromarray(s.image)) for s in scenes])
+    network = shipped.load_scene_net(name)
+    images = torch.stack([shipped.preprocess(Image.fromarray(s.image)) for s in scenes])
     features = network.features(images).detach().requires_grad_()
     logits = network.head(network.pool(features).flatten(1))
     logits.max(1).values.sum().backward()
@@ -54,7 +44,7 @@ def look(name: str, scenes: list[Scene]) -> tuple[list[str], torch.Tensor]:
     weights = features.grad.mean((2, 3), keepdim=True)
     grid = (weights * features.detach()).sum(1, keepdim=True).relu()
     maps = functional.interpolate(grid, images.shape[-2:], mode="bilinear")[:, 0]
-    return [LABELS[int(i)] for i in logits.argmax(1)], maps
+    return [shipped.LABELS[int(i)] for i in logits.argmax(1)], maps
 
 
 def share_right(labels: list[str], scenes: list[Scene]) -> float:
@@ -85,17 +75,17 @@ def test_mask_is_exact(thing: str, background: str):
 def test_preprocess_crops_the_middle():
     wide = np.zeros((256, 512, 3), np.uint8)
     wide[:, 128:384] = 255
-    tensor = preprocess(Image.fromarray(wide))
-    assert tensor.shape == (3, INPUT_SIZE, INPUT_SIZE)
+    tensor = shipped.preprocess(Image.fromarray(wide))
+    assert tensor.shape == (3, shipped.INPUT_SIZE, shipped.INPUT_SIZE)
     assert tensor.dtype == torch.float32
     assert tensor[:, :, 2:-2].min() > 2
-    assert preprocess(Image.new("L", (40, 30))).shape == (3, INPUT_SIZE, INPUT_SIZE)
+    assert shipped.preprocess(Image.new("L", (40, 30))).shape == (3, shipped.INPUT_SIZE, shipped.INPUT_SIZE)
 
 
 @pytest.mark.parametrize("name", ["demo-biased", "demo-fair"])
 def test_shipped_weights_are_small_and_ready(name: str):
     assert len(files("camkit.models").joinpath("files", f"{name}.safetensors").read_bytes()) < 1_000_000
-    network = load_scene_net(name)
+    network = shipped.load_scene_net(name)
     assert not any(module.training for module in network.modules())
     assert all(value.dtype == torch.float32 for value in network.parameters())
 
@@ -122,10 +112,10 @@ def test_fair_looks_at_the_object_and_biased_does_not(home: list[Scene]):
 
 
 def test_shipped_scenes_are_small_pictures_of_what_they_say():
-    paths = scene_paths()
+    paths = shipped.scene_paths()
     assert set(paths) == SHIPPED
     for name, path in paths.items():
-        mask = scene_mask(name)
+        mask = shipped.scene_mask(name)
         assert (mask.shape, mask.dtype) == ((384, 384), np.bool_)
         assert 0.02 < mask.mean() < 0.2
         assert path.stat().st_size < 60_000
@@ -140,17 +130,19 @@ def decoded(path: Path) -> np.ndarray:
 
 def test_the_shipped_pictures_are_those_that_the_script_draws():
     name, drawn = "plane-sky", scene_to_explain("plane-sky")
-    assert np.abs(decoded(scene_paths()[name]).astype(float) - drawn.image).mean() < 4
-    assert (scene_mask(name) != drawn.mask).mean() < 1e-3
+    assert np.abs(decoded(shipped.scene_paths()[name]).astype(float) - drawn.image).mean() < 4
+    assert (shipped.scene_mask(name) != drawn.mask).mean() < 1e-3
     for thing, number in (("plane", 0), ("ship", 13), ("car", 26), ("bird", 39)):
-        drawn, picture = scene_to_check(thing, number), labelled_scenes() / thing / f"{number:03d}.jpg"
+        drawn, picture = scene_to_check(thing, number), shipped.labelled_scenes() / thing / f"{number:03d}.jpg"
         assert np.abs(decoded(picture).astype(float) - drawn.image).mean() < 9
-        assert (decoded(labelled_scenes().parent / "masks" / thing / f"{number:03d}.png") != drawn.mask).mean() < 1e-3
+        assert (
+            decoded(shipped.labelled_scenes().parent / "masks" / thing / f"{number:03d}.png") != drawn.mask
+        ).mean() < 1e-3
 
 
 def test_the_scenes_take_less_than_a_megabyte_and_the_model_of_words_less_than_two():
-    files = [path for path in labelled_scenes().parents[1].rglob("*") if path.is_file()]
-    of_words = [path for path in files if words_model().parent in path.parents]
+    files = [path for path in shipped.labelled_scenes().parents[1].rglob("*") if path.is_file()]
+    of_words = [path for path in files if shipped.words_model().parent in path.parents]
     scenes = [path for path in files if path not in of_words]
     assert len(scenes) == 2 * (len(SHIPPED) + 4 * 40)
     assert sum(path.stat().st_size for path in scenes) < 1_000_000
@@ -158,7 +150,7 @@ def test_the_scenes_take_less_than_a_megabyte_and_the_model_of_words_less_than_t
 
 
 def test_some_of_the_labelled_scenes_can_be_copied(tmp_path: Path):
-    pictures = write_scenes(tmp_path, 2)
+    pictures = shipped.write_scenes(tmp_path, 2)
     names = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*")}
     assert pictures == tmp_path / "pictures"
     assert names == {
@@ -171,9 +163,16 @@ def test_some_of_the_labelled_scenes_can_be_copied(tmp_path: Path):
 def test_the_demo_story_holds_for_the_shipped_planes():
     answers = {}
     for name in ("plane-sky", "plane-wood"):
-        with Image.open(scene_paths()[name]) as picture:
-            image = np.asarray(picture.resize((INPUT_SIZE, INPUT_SIZE), Image.Resampling.BOX))
-        mask = cv2.resize(scene_mask(name).astype(np.uint8), (INPUT_SIZE, INPUT_SIZE), interpolation=cv2.INTER_AREA) > 0
+        with Image.open(shipped.scene_paths()[name]) as picture:
+            image = np.asarray(picture.resize((shipped.INPUT_SIZE, shipped.INPUT_SIZE), Image.Resampling.BOX))
+        mask = (
+            cv2.resize(
+                shipped.scene_mask(name).astype(np.uint8),
+                (shipped.INPUT_SIZE, shipped.INPUT_SIZE),
+                interpolation=cv2.INTER_AREA,
+            )
+            > 0
+        )
         shown = [Scene(image, mask, *name.split("-"))]
         for network in ("demo-biased", "demo-fair"):
             labels, maps = look(network, shown)

@@ -11,8 +11,8 @@ from jaxtyping import TypeCheckError
 
 from camkit.engine.heatmap import fuse_heatmaps
 from camkit.engine.passes import usable_precision
-from camkit.kit.statistics import Estimate
 from camkit.methods import METHODS
+from camkit.types import LayerRef
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -66,7 +66,7 @@ def returns_text(number: int) -> int:
     "call",
     [
         lambda: usable_precision("fp32", "cpu"),  # a function
-        lambda: Estimate("0.1", 0.1, 0.1, 5),  # a dataclass
+        lambda: LayerRef(1),  # a dataclass
         lambda: fuse_heatmaps([torch.zeros(1, 4, 4, dtype=torch.int64)], (8, 8)),  # a function with shapes
         lambda: METHODS["hirescam"].weights(torch.zeros(1, 2, 3, 3), torch.zeros(1, 2, 3, 4)),  # axes that must agree
         lambda: checked(returns_text)("1"),
