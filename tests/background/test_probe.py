@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 import pytest
-import timm
 import torch
 from folders import write_masked
 from torch import nn
+from torchvision.models import VisionTransformer
 from torchvision.transforms import v2
 
 import camkit
@@ -67,8 +67,8 @@ def test_what_the_box_tells_is_no_gain(by_box):
 
 
 def test_the_features_of_a_transformer_are_what_its_last_layer_gets():
-    model, found, given = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1).eval(), [], []
-    model.head.register_forward_pre_hook(lambda _, args: given.append(args[0].clone()))
+    model, found, given = VisionTransformer(32, 16, 1, 2, 24, 48).eval(), [], []
+    model.heads[0].register_forward_pre_hook(lambda _, args: given.append(args[0].clone()))
 
     with noted(model, found, 2):
         model(torch.rand(2, 3, 32, 32))
