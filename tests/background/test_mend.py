@@ -322,13 +322,16 @@ def test_the_bound_of_the_loss_is_that_of_the_binomial_distribution_and_of_group
     in_twelve, in_four = [str(number % 12) for number in range(240)], [str(number % 4) for number in range(100)]
     assert most_lost_of([0.0] * 240, in_twelve, 0) == pytest.approx(1 - 0.05 ** (1 / 12), abs=0.015)
     assert most_lost_of([0.0] * 100, in_four, 0) == 1
-    losses, groups = [1.0, 1, 1, 0, -1, *[0] * 95], [*"aaabc", *(str(number // 5) for number in range(95))]
-    sums = {group: np.array([0.0, 0]) for group in groups}
-    for loss, group in zip(losses, groups, strict=True):
-        sums[group] += (loss, 1)
-    rng, drawn = np.random.default_rng(1), [*sums.values(), np.full(2, 100 / 21)]  # 100 pictures say as much as 21
-    means = [np.divide(*np.sum(rng.choice(drawn, len(drawn)), axis=0)) for _ in range(4000)]
-    assert most_lost_of(losses, groups, 0) == pytest.approx(np.quantile(means, 0.95), abs=0.005)
+    groups = [*"aaabc", *(str(number // 5) for number in range(95))]
+    # 100 pictures say as much as 21; with a lost picture, all others of its group are lost, half of them, or none
+    for losses, size in (([1.0, 1, 1, 0, -1], 100 / 21), ([1.0, 1, 0, 0, 0], 1 + 79 / 42), ([1.0, 0, 0, 1, -1], 1)):
+        lost = [*losses, *[0] * 95]
+        sums = {group: np.zeros(2) for group in groups}
+        for loss, group in zip(lost, groups, strict=True):
+            sums[group] += (loss, 1)
+        rng, drawn = np.random.default_rng(1), [*sums.values(), np.full(2, size)]
+        means = [np.divide(*np.sum(rng.choice(drawn, len(drawn)), axis=0)) for _ in range(4000)]
+        assert most_lost_of(lost, groups, 0) == pytest.approx(np.quantile(means, 0.95), abs=0.005)
 
 
 def test_each_part_is_predicted_from_the_others_and_no_pull_is_tried_after_one_that_loses_too_much(
