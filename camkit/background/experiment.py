@@ -526,9 +526,9 @@ class Experiment:
             batch: list[tuple[tuple[Item, Edit], Float[Tensor, "c h w"]]],
         ) -> list[tuple[tuple[Item, Edit], Answer, Float[Tensor, " d"]]]:
             edited, tensors = zip(*batch, strict=True)
-            features = list[Tensor]()
+            features: list[Tensor] | None = None if self.plan.detects else []
             answers = self.plan.answer(torch.stack(tensors), [item for item, _ in edited], features)
-            rows = [row for part in features for row in part]
+            rows = [row for part in features or () for row in part]
             pooled = rows if len(rows) == len(answers) else [torch.empty(0)] * len(answers)
             return list(zip(edited, answers, pooled, strict=True))
 
