@@ -65,8 +65,8 @@ def record(model: nn.Module, images: torch.Tensor) -> None:
         model.eval()(images)
 
 
-DOORS: dict[Callable[[nn.Module, torch.Tensor], None], int] = {explain: 50, record: 50, choose: 30, diagnose: 30}
-"""How many calls each function gets."""
+DOORS: dict[Callable[[nn.Module, torch.Tensor], None], int] = {explain: 30, record: 30, choose: 20, diagnose: 20}
+"""How often each function is interrupted."""
 
 
 @pytest.fixture
@@ -80,29 +80,31 @@ def alarm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], None]]:
     signal.signal(signal.SIGALRM, before)
 
 
-def times_interrupted(
+def interrupt(
     model: nn.Module, call: Callable[[], None], times: int, alarm: Callable[[float], None], after: Callable[[], None]
-) -> int:
-    """Run a call some times, each with a Ctrl-C at a random moment; return how many of them interrupted it.
+) -> None:
+    """Interrupt a call some times, each with a Ctrl-C at a random moment of its shortest run.
 
-    ``after`` runs after each call, and then nothing may be left.
+    ``after`` runs after each call, and then nothing may be left. A call that Ctrl-C misses is repeated.
     """
-    chance, came = random.Random(7), 0
-    call()
+    chance, came, missed = random.Random(7), 0, 0
+    call()  # this also imports what the call needs
     start = time.perf_counter()
     call()
     seconds = time.perf_counter() - start
-    for _ in range(times):
+    while came < times:
         with unchanged(model):
             try:
+                start = time.perf_counter()
                 alarm(max(1.1 * seconds * chance.random(), 1e-6))
                 call()
                 alarm(0)
+                seconds, missed = min(seconds, time.perf_counter() - start), missed + 1
             except KeyboardInterrupt:
                 came += 1
             after()
         assert nothing_runs()
-    return came
+        assert missed < 10 * times, "Ctrl-C hardly ever interrupts this call"
 
 
 @pytest.mark.parametrize("door", represented_by(explain, among=DOORS))
@@ -118,7 +120,7 @@ def test_random_ctrl_c_leaves_nothing(
         if door is record and (hooked or not nothing_runs()):
             gc.collect()  # the caller's own code runs in the block; if contextlib was interrupted, this ends it
 
-    assert times_interrupted(model, lambda: door(model, images), DOORS[door], alarm, collect) > DOORS[door] / 4
+    interrupt(model, lambda: door(model, images), DOORS[door], alarm, collect)
 
 
 def wait_for_readers() -> None:
@@ -148,7 +150,7 @@ def test_random_ctrl_c_in_a_check_leaves_nothing(tmp_path: Path, alarm: Callable
             preprocess=lambda picture: torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255,
         )
 
-    assert times_interrupted(model, check, 16, alarm, wait_for_readers) > 4
+    interrupt(model, check, 6, alarm, wait_for_readers)
 
 
 def take_stream() -> None:
