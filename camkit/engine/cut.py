@@ -137,7 +137,7 @@ class Tape:
         was_high = torch.zeros_like(lifts, dtype=torch.bool)
         for tries_left in (3, 2, 1, 0):  # four factors, each 32 times smaller than the last, end at 2^-5
             self._differentiate(saved, (values * lifts).sum(), keep_graph=True)
-            batched = [layer for layer in saved if layer.output.shape[layer.images] == len(values)]
+            batched = [layer for layer in saved if layer.output.shape[layer.images] == values.shape[0]]
             peaks = [
                 layer.gradients[-1].detach().movedim(layer.images, 0).flatten(1).float().abs().amax(1).to(lifts.device)
                 for layer in batched

@@ -27,7 +27,7 @@ def weighted_sum(
         return weights.float()
     maps = activations.float()
     if weights[0, 0].numel() == 1 and maps.dim() == 4:
-        return torch.bmm(weights.float().flatten(1)[:, None], maps.flatten(2)).reshape(len(maps), *maps.shape[2:])
+        return torch.bmm(weights.float().flatten(1)[:, None], maps.flatten(2)).reshape(maps.shape[0], *maps.shape[2:])
     return (weights.float() * maps).sum(1)
 
 

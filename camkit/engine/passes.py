@@ -361,7 +361,7 @@ class Pass:
             EntangledError: as for ``cut``.
             TargetError: a target does not fit the model's output.
         """
-        count = len(self.inputs)
+        count = self.inputs.shape[0]
         memory_format = faster_format(self.model, self.inputs, self.precision, self.record)
         may_resize = self.record is None or self.record.may_resize
         with (
@@ -394,7 +394,7 @@ class Pass:
             shape = tuple(tape.layers[ref].output.shape)
             layout = self.layouts.get(ref)
             if ref not in self.layouts and self.read_layout is not None:
-                layout = self.read_layout(shape, len(self.inputs), size)
+                layout = self.read_layout(shape, self.inputs.shape[0], size)
             if layout is None:
                 raise LayerError(
                     f"layer {str(ref)!r} returned shape {shape}, which has no spatial extent that fits the input's "
@@ -432,7 +432,7 @@ class Forward:
 
     def score(self, target: Target) -> Scores:
         """Return a target's scores with their graph."""
-        return target(self.output, len(self.images))
+        return target(self.output, self.images.shape[0])
 
     def scores(self) -> tuple[Scores, ...]:
         """Return the targets' scores without a graph."""
@@ -471,10 +471,10 @@ def capture(options: Pass, *, whole: bool = False) -> Capture:
     with suppress(EntangledError), options.forward(whole=whole, leaf=whole) as run, interruptible():
         scores: list[Scores] = []
         for target in run.targets:
-            scored = target(run.output, len(run.images))
+            scored = target(run.output, run.images.shape[0])
             if not (scored.values.requires_grad or is_absent(scored)):
                 break
-            if len(run.images) == 1 and run.images.device.type == "cpu" and not scores:
+            if run.images.shape[0] == 1 and run.images.device.type == "cpu" and not scores:
                 contiguous_gradients(scored.values)
             scores.append(detached(scored))
             run.tape.differentiate(scored, keep_graph=len(scores) < len(run.targets), fp16=options.precision == "fp16")

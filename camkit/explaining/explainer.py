@@ -18,12 +18,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
 
 import torch
+from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from camkit.engine.guard import interruptible
 from camkit.engine.passes import (
+    Capture,
     autocasting,
     cores_of_a_pass,
     is_out_of_memory,
@@ -95,7 +97,7 @@ from camkit.options import ExplainerOptions, Fusion, Model, Options, Targets
 from camkit.targets import EachTarget, SimilarTarget, TargetLike, as_targets
 from camkit.targets.classes import of_changed_picture
 from camkit.targets.scores import Expands, OnPicture, Scores, Target
-from camkit.types import Failure, ImageLike, TargetLayer
+from camkit.types import Failure, ImageLike, Preprocess, TargetLayer
 
 if TYPE_CHECKING:
     from camkit.options.settings import Settings
@@ -242,7 +244,7 @@ class BatchExplainer:
             nothing = "the list of target layers is empty; pass None to let camkit choose the layer"
             selectors = selectors_in(choices.target_layer, nothing)
             memory.selected(selectors)  # refuses layers that the model does not have
-        self._runner = Runner(memory, selectors, choices.method, choices.options)
+        self.runner = Runner(memory, selectors, choices.method, choices.options)
         self.layers: tuple[TargetLayer, ...] = ()
 
     def __call__(
@@ -296,7 +298,7 @@ class BatchExplainer:
             part = parts.pop(0)
             try:
                 with _saying_why(self._loaded.module, inputs):
-                    ran = self._runner(_of_pictures(part, batch), inputs)
+                    ran = self.runner(_of_pictures(part, batch), inputs)
             except OneTargetError:
                 parts = [*((target,) for target in part), *parts]
                 continue
@@ -373,7 +375,7 @@ class BatchExplainer:
         for mirrored, factor in CHANGES:
             again = tuple(of_changed_picture(*each, mirrored=mirrored) for each in pairs)
             try:
-                other = self._runner(_of_pictures(again, batch), (inputs.flip(-1) if mirrored else inputs) * factor)
+                other = self.runner(_of_pictures(again, batch), (inputs.flip(-1) if mirrored else inputs) * factor)
             except OneTargetError:
                 other = None
             if other is None or [layer.ref for layer in other.layers] != [layer.ref for layer in layers]:
@@ -505,6 +507,11 @@ class Explainer:
         return self._loaded.labels
 
     @property
+    def preprocess(self) -> Preprocess | None:
+        """What turns a picture into the model's input; None if it is not known."""
+        return self._loaded.preprocess
+
+    @property
     def method(self) -> Method:
         """The method, as in ``camkit.METHODS``, or "auto"."""
         return self._choices.method
@@ -615,6 +622,16 @@ class Explainer:
         image = img[0] if isinstance(img, Tensor) and img.dim() == self._memory.rank + 2 else img
         prepared = prepare(image, self._loaded.preprocess, source_of(image, 1), self._memory.rank)
         return targets, located(prepared, self._loaded.preprocess, self._boxes)
+
+    def settled(self, img: ImageLike) -> tuple[Float[Tensor, "2 c *size"], Ran, Callable[[Tensor, Target], Capture]]:
+        """Return a picture as input, beside its mirror image; how it is explained; and a function that does only that.
+
+        The function decides nothing any more, so it can be traced. The errors are those of a call.
+        """
+        _, prepared = self._one(img, None)
+        tensor = prepared.tensor.to(*self._memory.refreshed().record.placement)
+        inputs = torch.stack([tensor, tensor.flip(-1)])
+        return inputs, *self._explain_batch.runner.settled(inputs)
 
     def using(
         self,

@@ -29,7 +29,7 @@ from camkit.engine.passes import ignoring_errors, in_parts, quiet_pass
 from camkit.layers.layouts import MOST_CELLS_LOST
 from camkit.types import CellPositions, LayerRef, Layout, Spread, TargetLayer
 
-_SCENES = Path(__file__).parents[1] / "demo" / "files" / "labelled"
+SCENES = Path(__file__).parents[1] / "demo" / "files" / "labelled"
 """The drawn scenes that camkit ships, with the masks of their objects."""
 
 _PLACES = 3
@@ -201,7 +201,7 @@ def _like(pictures: Float[Tensor, "n 3 *size"], image: Float[Tensor, "1 c *size"
 
 def _pictures(size: tuple[int, ...]) -> tuple[Float[Tensor, "n 3 *size"], Float[np.ndarray, "m 2"]]:
     """Return scenes, each followed by the same scene with objects in it, and the objects' centres in pixels."""
-    files = [min(folder.glob("*.jpg")) for folder in sorted((_SCENES / "pictures").iterdir())]
+    files = [min(folder.glob("*.jpg")) for folder in sorted((SCENES / "pictures").iterdir())]
     scenes = [_opened(file, size) for file in files]
     pictures: list[Tensor] = []
     centres: list[tuple[float, ...]] = []
@@ -222,7 +222,7 @@ _STEPS = (0.6180339887, 0.7548776662)
 
 def _opened(file: Path, size: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Return a scene and the mask of its object at a size, both from 0 to 1."""
-    mask = _SCENES / "masks" / file.parent.name / f"{file.stem}.png"
+    mask = SCENES / "masks" / file.parent.name / f"{file.stem}.png"
     with Image.open(file) as picture, Image.open(mask) as cover:
         parts = [
             np.asarray(part.convert(mode).resize((size[1], size[0]))) for part, mode in ((picture, "RGB"), (cover, "L"))

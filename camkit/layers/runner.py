@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from camkit.engine.cut import RepeatedError
 from camkit.engine.passes import Capture, NotRunError, Pass, ignoring_errors, is_overwriting, keeping_overwritten
@@ -23,9 +23,9 @@ from camkit.methods import AUTO, METHODS, SHARPENED, Method
 from camkit.methods.on_attention import check_cells
 from camkit.methods.on_one_picture import at_once
 from camkit.methods.registry import FINE, Way, sharpening
-from camkit.targets.classes import EachFiner
+from camkit.targets.classes import EachFiner, TopTarget
 from camkit.targets.scores import Target
-from camkit.types import WHOLE_MODEL, TargetLayer
+from camkit.types import WHOLE_MODEL, LayerRef, Layout, TargetLayer
 
 _AS_NAMED = "as named"
 
@@ -86,6 +86,29 @@ class Runner:
         if method.reads_attention:
             return self._of_tokens(method, targets, inputs)
         return Ran(self._run(method, targets, inputs, ()), (WHOLE_MODEL,), method)
+
+    def settled(self, inputs: Float[Tensor, "n c *size"]) -> tuple[Ran, Callable[[Tensor, Target], Capture]]:
+        """Explain the best class of a batch, and return a function that explains others without deciding anything.
+
+        The errors are those of a call.
+        """
+        ran = self((TopTarget(),), inputs)
+        method, layers = ran.method, ran.layers
+        if method.reads_attention:
+            method, layers = self._settled(method, (), inputs)
+        modules, layouts = self._at(layers, inputs)
+
+        def run(pictures: Tensor, target: Target) -> Capture:
+            one_pass = Pass(self.memory.living, pictures, (target,), modules, layouts, afresh=isinstance(layers, Levels))
+            return method.joined(method.run(one_pass), tuple(inputs.shape[2:]))
+
+        return ran, run
+
+    def _at(self, layers: Sequence[TargetLayer], inputs: Tensor) -> tuple[Mapping[LayerRef, nn.Module], Mapping[LayerRef, Layout | None]]:
+        """Return the modules of layers, and where their cells lie."""
+        refs = tuple(layer.ref for layer in layers)
+        modules = self.memory.selected(refs) if refs else {}
+        return modules, self.memory.placed([layer for layer in layers if layer.size], inputs[:1], self.options["spread"])
 
     def _of_layers(self, method: Method, targets: tuple[Target, ...], inputs: Tensor) -> Ran:
         """Run the model with its layers; with all tokens if "auto" stands for a method that reads attention."""
@@ -225,8 +248,7 @@ class Runner:
         layers: Sequence[TargetLayer],
     ) -> Capture:
         memory = self.memory
-        refs = tuple(layer.ref for layer in layers)
-        modules = memory.selected(refs) if refs else {}
+        modules, layouts = self._at(layers, inputs)
         in_a_pass = at_once(inputs.device) if method.one_by_one else len(inputs)
         apart = memory.keeps_pictures_apart(inputs, in_a_pass, modules)
         if len(inputs) > 1 and (method.one_by_one or not apart):
@@ -236,7 +258,7 @@ class Runner:
             inputs,
             targets,
             modules,
-            memory.placed([layer for layer in layers if layer.size], inputs[:1], self.options["spread"]),
+            layouts,
             infer_layout,
             precision=self.options["precision"],
             record=memory.record,

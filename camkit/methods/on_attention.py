@@ -116,8 +116,8 @@ class AttentionRecorder(TorchFunctionMode):
         if result.dim() < 3:
             return result
         # With three axes, the heads of one picture after another are on the first. More than four are windows.
-        whole = result.dim() == 4 and len(result) == self._pictures
-        if not whole and (result.dim() != 3 or len(result) % self._pictures):
+        whole = result.dim() == 4 and result.shape[0] == self._pictures
+        if not whole and (result.dim() != 3 or result.shape[0] % self._pictures):
             if self.recording:
                 self.others.append(tuple(result.shape))
             return result
@@ -236,7 +236,7 @@ class _Run:
         """Return the gradients of a score with respect to some maps, in float32; sets ``reached`` of each."""
         for saved in maps:
             saved.reached = False
-        if len(self.options.inputs) == 1 and self.options.inputs.device.type == "cpu":
+        if self.options.inputs.shape[0] == 1 and self.options.inputs.device.type == "cpu":
             contiguous_gradients(scored.values)
         tape = Tape({LayerRef("attention", number): saved for number, saved in enumerate(maps, start=1)})
         tape.differentiate(scored, keep_graph=True, fp16=self.options.precision == "fp16")
@@ -250,14 +250,14 @@ def of_attention(options: Pass, method: Method) -> Capture:
         MethodError: camkit sees no attention maps over all tokens, the score does not depend on them in a
             differentiable way, or the method cannot work on this model.
     """
-    attention, by_layer = AttentionRecorder(len(options.inputs)), method.needs == "attention-by-layer"
+    attention, by_layer = AttentionRecorder(options.inputs.shape[0]), method.needs == "attention-by-layer"
     during = noting_blocks(options.model, attention) if by_layer else None
     # Gradients are on from the start: the end of a no_grad block of the model restores this mode.
     with options.forward(attention, during=during, gradients=False, leaf=True) as forward, interruptible():
         attention.recording = False
         run, scores = _Run(options, method, forward, attention), forward.scores()
         _check_maps(attention, run.tokens, method.name)
-        nothing = torch.zeros(len(options.inputs), run.tokens, device=options.inputs.device)
+        nothing = torch.zeros(options.inputs.shape[0], run.tokens, device=options.inputs.device)
         given = _by_layer(run, scores) if by_layer else _by_score(run, differentiates=method.needs != "attention")
         relevances = [nothing if each is None else method.weigh(*each) for each in given]
         (features,) = forward.features()
@@ -380,9 +380,9 @@ def _read(
         (last,) = gradients[-1:] or run.gradients(scored, maps[-1:])
         if maps[-1].reached:
             read = last.ne(0).any(3).any(1)
-            in_prefix = torch.zeros_like(read)
-            in_prefix[:, : run.layout.prefix if read.shape[1] == run.tokens else 0] = True
-            read = torch.where((read & in_prefix).any(1, keepdim=True), read & in_prefix, read).float()
+            prefix = run.layout.prefix if read.shape[1] == run.tokens else 0
+            in_prefix = torch.arange(read.shape[1], device=read.device) < prefix
+            read = (read & (in_prefix | ~(read & in_prefix).any(1, keepdim=True))).float()
             return maps, gradients, read / read.sum(1, keepdim=True).clamp(min=1)
         maps, gradients = maps[:-1], gradients[:-1]
     raise _no_gradient(run)

@@ -345,7 +345,7 @@ def signed_maps(
                 weights = component_weights(used.name, weights, maps.activations)
             raws.append(weighted_sum(weights, maps.activations))
         if used.needs == "activations":  # nothing tells whether the score depends on the layer
-            influenced = torch.ones(len(scores.values), dtype=torch.bool)
+            influenced = torch.ones(scores.values.shape[0], dtype=torch.bool)
         else:
             influences = (maps.by_target[number].flatten(1).any(1) for maps in captured.features)
             influenced = functools.reduce(torch.logical_or, influences)
