@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from camkit.errors import CamkitError
     from camkit.explaining.explainer import Explainer, explain, explain_many
     from camkit.explaining.explanation import Explanation
+    from camkit.explaining.export import export
     from camkit.inspect import Concepts, Diagnosis, diagnose, factorise
     from camkit.inspect.feature_maps import feature_maps
     from camkit.methods import METHODS, register_method
@@ -61,6 +62,7 @@ __all__ = [
     "errors",
     "explain",
     "explain_many",
+    "export",
     "factorise",
     "feature_maps",
     "hooks",
@@ -102,6 +104,7 @@ _HOMES = {
     "diagnose": "inspect",
     "explain": "explaining.explainer",
     "explain_many": "explaining.explainer",
+    "export": "explaining.export",
     "factorise": "inspect",
     "feature_maps": "inspect.feature_maps",
     "judge": "metrics.judge",

@@ -123,7 +123,8 @@ class Plan:
     @property
     def explains(self) -> bool:
         """Whether pictures can be explained: a black box only by methods that need no layer, such as "rise"."""
-        return black_box_in(self.model.module) is None or self.method.for_black_boxes
+        box = black_box_in(self.model.module)
+        return box is None or box.usual_method == "from-file" or self.method.for_black_boxes
 
     @functools.cached_property
     def memory(self) -> ModelMemory:

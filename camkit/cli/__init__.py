@@ -70,6 +70,7 @@ others = (
     "explain",
     "regions",
     "mend",
+    "export",
     "compare",
     "judge",
     "app",

@@ -187,6 +187,26 @@ def layers(*, source: Model) -> None:
     )
 
 
+def export(
+    picture: Path | None,
+    *,
+    source: Model,
+    layer: str | None,
+    out: Path,
+    overwrite: bool,
+    **options: Any,
+) -> None:
+    """Write a classifier as a file that returns its scores and its heat; ``options`` go to ``camkit.export``."""
+    refuse_existing(out, "file with --out", overwrite=overwrite)
+    loaded = load(source)
+    say(f"exporting {loaded.name}, which takes up to a minute")
+    facts = camkit.export(loaded, out, layer, img=picture, **options)
+    say(
+        f"wrote {out} ({_size(out.stat().st_size)}): scores, and heat {facts['grid']} of {facts['method']} at "
+        f"{facts['layer']}; both equal camkit's own on {picture or 'a drawn picture'} to 1e-4 of the largest value"
+    )
+
+
 def _table_of_layers(decision: Decision, used: Sequence[TargetLayer], costs: Costs, *, complete: bool = False) -> Table:
     """Return a table of every call of every module in execution order, with its costs and the chosen layers marked.
 

@@ -248,6 +248,36 @@ def layers(*, source: Model, common: Common = Common()) -> None:
     """
 
 
+@command("analyses")
+def export(
+    picture: Path | None = None,
+    *,
+    source: Model,
+    method: Annotated[str | None, Parameter(group=METHOD, metavar="NAME")] = None,
+    layer: Annotated[str | None, Parameter(alias="-l", group=METHOD, metavar="NAME")] = None,
+    target: Annotated[Literal["best", "input"], Parameter(group=TARGET)] = "best",
+    normalise: Annotated[bool, Parameter(negative=(), group=DATA, show_default=False)] = False,
+    out: Annotated[Path, Parameter(alias="-o", group=OUTPUT, metavar="FILE")] = Path("with_heat.onnx"),
+    overwrite: Annotated[bool, Parameter(negative=(), group=OUTPUT, show_default=False)] = False,
+    common: Common = Common(),
+) -> None:
+    """Write a classifier as a file that returns its scores and its heat, for programs without Python.
+
+    The file takes "image" (N, C, H, W) and returns "scores" (N, K) and "heat" (N, h, w), signed, in units of the score.
+    Its metadata says how pictures are prepared, and where the cells of the heat lie. camkit compares both outputs with
+    its own before it writes the file.
+
+    Args:
+        picture: The picture for the comparison; the file takes pictures of its size. Default: a drawn one.
+        method: The method. Default: auto, as for explaining pictures.
+        layer: The layer; by default the one that camkit would explain. "camkit layers" lists them.
+        target: best explains each picture's best class; with input, the file also takes "target" (N,), class numbers.
+        normalise: The file takes values from 0 to 255 and normalises them itself.
+        out: The file: .onnx, or .pt2 for a program of torch.export.
+        overwrite: Replace the file if it exists.
+    """
+
+
 Target: TypeAlias = Annotated[
     str | None,
     Parameter(

@@ -74,7 +74,7 @@ from camkit.images.regions import CropBoxes
 from camkit.layers.memory import SHARED, ModelMemory
 from camkit.layers.names import Layers, selectors_in
 from camkit.layers.runner import OneByOneError, OneTargetError, Ran, Runner
-from camkit.methods import AUTO, METHODS, Method, find_method
+from camkit.methods import AUTO, Method, find_method
 from camkit.methods.on_one_picture import PictureScores
 from camkit.methods.registry import MethodLike
 from camkit.methods.runs import CHANGES, SignedMaps, signed_maps
@@ -201,7 +201,7 @@ def _loaded(
 
 
 def for_model(choices: Choices, module: nn.Module) -> Method:
-    """Return the method; "auto" is "occlusion" for a black box.
+    """Return the method; "auto" is "occlusion" for a black box, and the heat that a file returns.
 
     Raises:
         LayerError: a layer was named, and the model is a black box.
@@ -214,7 +214,7 @@ def for_model(choices: Choices, module: nn.Module) -> Method:
     if choices.target_layer is not None:
         raise LayerError(box.lacks(advice("pass no target_layer", "leave out --layer")))
     if method == AUTO:
-        return METHODS["occlusion"]
+        return find_method(box.usual_method)
     if not method.for_black_boxes:
         instead = "use 'occlusion' or 'rise'"
         raise MethodError(f"method {method.name!r} cannot be used: {box.lacks(instead)}")

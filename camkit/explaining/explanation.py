@@ -31,6 +31,7 @@ from camkit.images.read import open_picture
 from camkit.layers.decision import UNSURE
 from camkit.layers.names import Layers
 from camkit.methods import AUTO, SHARPENED, WEIGHTED, Method, find_method, known_method
+from camkit.methods.registry import FROM_FILE
 from camkit.methods.runs import CHANGES, SignedMaps
 from camkit.options import ALLOWED, USUAL
 from camkit.tables import Rows, Tabular, flat
@@ -557,6 +558,8 @@ class Explanation(Loggable):
             where = f"layers {' and '.join([*others, layer])}, fused"
         if self.layer == str(WHOLE_MODEL):
             where = f"no single layer, {cells} cells"
+        if self.method == FROM_FILE.name:
+            method, where = "Heat", f"{cells} cells, as the file returns it"
         smooth, value = self.smooth or "", f"{self.quantity}: {figure.number(self.score)}"
         where += ", first principal component" * ("eigen" in smooth)
         where += f", mean over {1 + len(CHANGES)} versions of the picture" * ("augment" in smooth)

@@ -1,7 +1,7 @@
 """``export()``: a file that returns a classifier's scores and its heat, for programs without Python.
 
-Gradients cannot be exported, but their operations can. camkit runs its own pass on tensors that only note what is done
-with them: the model, the way back from a score to the layer, and the method's weights. That graph is the file.
+Gradients cannot be exported, but their operations can. camkit runs its own pass on tensors that only record what is
+done with them: the model, the way back from a score to the layer, and the method's weights. That graph is the file.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from camkit.engine.guard import guarded
 from camkit.engine.passes import are_alike
-from camkit.errors import InputError, ModelError, as_error, brief, optional
+from camkit.errors import InputError, MethodError, ModelError, as_error, brief, optional
 from camkit.explaining.explainer import Explainer, showing
 from camkit.images.files import write_file
-from camkit.images.regions import measure_shades
+from camkit.images.regions import CropBoxes, measure_shades
 from camkit.layers.names import Layers
 from camkit.layers.places import SCENES
 from camkit.methods.runs import signed_maps
@@ -45,7 +45,7 @@ TOLERANCE = 1e-4
 """How far a file's scores and heat may be from camkit's, as a share of the largest value."""
 
 
-class _Traced(Target):
+class _TracedTarget(Target):
     """The logit of each picture's best class, or of given classes, in operations that a graph can hold."""
 
     def __init__(self, classes: Int[Tensor, " n"] | None = None) -> None:
@@ -55,9 +55,9 @@ class _Traced(Target):
         """Return the scores, and keep the logits of all classes."""
         logits = logits_of(output, batch)
         self.logits = logits.detach()
-        of_picture = self.logits.argmax(1) if self.classes is None else self.classes
-        chosen = torch.arange(logits.shape[1], device=logits.device) == of_picture[:, None]
-        return Scores((logits * chosen).sum(1), activation=final_activation(logits))
+        classes = self.logits.argmax(1) if self.classes is None else self.classes
+        is_chosen = torch.arange(logits.shape[1], device=logits.device) == classes[:, None]
+        return Scores((logits * is_chosen).sum(1), activation=final_activation(logits))
 
 
 @showing(ExplainerOptions)
@@ -71,79 +71,103 @@ def export(
     normalise: bool = False,
     **options: Unpack[ExplainerOptions],
 ) -> dict[str, str]:
-    """Write a classifier as a file that returns its scores and its heat, and compare it with camkit's own.
+    """Write a classifier as a file that returns its scores and its heat.
 
-    The file takes ``image`` (N, C, H, W), any number of pictures as the model takes them, and returns ``scores`` (N, K)
-    and ``heat`` (N, h, w): camkit's raw map, signed, in units of the score.
+    The file takes ``image`` (N, C, H, W), any number of pictures prepared for the model, and returns ``scores`` (N, K)
+    and ``heat`` (N, h, w): camkit's raw map, signed, in units of the score. Before it is written, it runs on a picture
+    and its mirror image, and scores and heat are compared with camkit's own.
 
     Args:
         model, target_layer, options: as for ``camkit.Explainer``.
         path: the file: ``.onnx``, or ``.pt2`` for a program of ``torch.export``.
-        img: the picture with which the file is compared with camkit; the file takes pictures of its size. None takes a
-            drawn one.
-        target: "best" is each picture's best class; with "input", the file takes ``target`` (N,), class numbers.
+        img: the picture for the comparison; the file takes pictures of its size. None takes a drawn one.
+        target: "best" explains each picture's best class; with "input", the file also takes ``target`` (N,), the number
+            of a class for each picture.
         normalise: True if the file takes values from 0 to 255 and normalises them itself.
 
     Returns:
-        The metadata in the file: the preprocessing, the labels, the method, the layer, the grid, the places of its
-        cells, and the versions.
+        The file's metadata: how pictures are prepared, the labels, the method, the layer, the grid, the places of its
+        cells, and camkit's version.
 
     Raises:
-        InputError: an argument is wrong, or the preprocessing is not known and ``normalise`` needs it.
-        ModelError: the graph has an operation that the file cannot hold, or its results are not camkit's.
+        InputError: an argument is wrong, the model is not a classifier, or the method needs several passes.
+        ModelError: the file cannot hold an operation, or its scores or heat differ from camkit's.
         OutputError: the file cannot be written.
 
     Examples:
-        >>> camkit.export("resnet50", "with_heat.onnx")  # doctest: +SKIP
+        >>> import camkit
+        >>> camkit.export("demo-fair", "with_heat.onnx")["layer"]  # doctest: +SKIP
+        'features'
     """
     path = Path(path)
     if path.suffix.lower() not in _WRITERS:
-        raise InputError(f"export writes {' and '.join(_WRITERS)} files, not {path}")
+        raise InputError(f"export writes {' and '.join(_WRITERS)} files, not {str(path)!r}")
     explainer = Explainer(model, target_layer, **options)
-    inputs, ran, captured = explainer.settled(sorted(SCENES.rglob("*.png"))[-1] if img is None else img)
-    stated = _preprocessing(explainer.preprocess)
-    mean, std = (torch.tensor(values, device=inputs.device).view(-1, 1, 1) for values in stated.values())
+    if explainer.choices.options["smooth"] or explainer.choices.options["precision"] != "fp32":
+        raise InputError("a file holds one pass in fp32; leave out smooth and precision")
+    if explainer.method.one_by_one:
+        raise MethodError(f"method {explainer.method.name!r} takes many passes, and a file holds one; use 'gradcam'")
+    inputs, ran, captured = explainer.settled(min(SCENES.rglob("*.jpg")) if img is None else img)
+    scored, maps = ran.captured.scores[0], ran.captured.features
+    if scored.indices is None or scored.boxes is not None or scored.cells is not None or len(maps) > 1:
+        raise InputError("export takes classifiers, and one map: leave out all layers but one")
+    preparation = {} if explainer.preprocess is None else _preparation(explainer.preprocess, inputs.shape[2:])
     if normalise:
+        if not preparation:
+            raise InputError("normalise needs the mean and deviation of the model's preprocessing; pass preprocess")
+        mean, std = (torch.tensor(preparation[key], device=inputs.device).view(-1, 1, 1) for key in ("mean", "std"))
         inputs = (inputs * std + mean) * 255
-        stated = {"mean": [0.0] * len(mean), "std": [1 / 255] * len(mean)}
+        preparation |= {"mean": [0.0] * len(mean), "std": [1 / 255] * len(mean)}
 
     def run(pictures: Tensor, *classes: Tensor) -> tuple[Tensor, Tensor]:
-        found = _Traced(*classes)
-        capture = captured((pictures / 255 - mean) / std if normalise else pictures, found)
-        return found.logits, signed_maps(capture, ran.method)[0].raws[0]
+        traced = _TracedTarget(*classes)
+        capture = captured((pictures / 255 - mean) / std if normalise else pictures, traced)
+        return traced.logits, signed_maps(capture, ran.method)[0].raws[0]
 
-    taken = {"image": inputs}
-    if target == "input":
-        taken["target"] = run(inputs)[0].argmax(1).flip(0)
-    (features,), labels = ran.captured.features, explainer.labels
+    given = {"image": inputs}
+    if target == "input":  # any class but the best
+        scores = run(inputs)[0]
+        given["target"] = (scores.argmax(1) + 1) % scores.shape[1]
+    own = run(*given.values())
     facts = {
         "camkit": version("camkit"),
         "method": ran.method.name,
         "layer": "+".join(map(str, ran.layers)),
-        "places": features.placement.positions,
+        "grid": list(own[1].shape[1:]),
+        "places": maps[0].placement.positions,
         "imgsz": list(inputs.shape[2:]),
-        "names": dict(enumerate(labels or ())),
-        **stated,
+        **preparation,
+        **({} if explainer.labels is None else {"names": dict(enumerate(explainer.labels))}),
     }
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in facts.items()}
     with guarded(explainer.model):  # the passes that are traced then save and restore nothing themselves
-        graph = _graph(run, list(taken.values()))
-    data, again = _WRITERS[path.suffix.lower()](graph, taken, texts)
-    for name, own, other in zip(("scores", "heat"), run(*taken.values()), again, strict=True):
-        if not are_alike(own, other, TOLERANCE):
-            difference = float((own - other).abs().max() / own.abs().max())
-            raise ModelError(f"the {name} of {path} would differ from camkit's by {difference:.1g} of the largest value")
+        graph = _graph(run, list(given.values()))
+    data, returned = _WRITERS[path.suffix.lower()](graph, given, texts)
+    for name, right, found in zip(("scores", "heat"), own, returned, strict=True):
+        if not are_alike(right, found, TOLERANCE):
+            difference = float((found - right).abs().max() / right.abs().max())
+            raise ModelError(
+                f"{path} is not written: its {name} would differ from camkit's by {difference:.1g} of the largest value"
+            )
     write_file(path, data)
     return texts
 
 
-def _preprocessing(preprocess: Preprocess | None) -> dict[str, list[float]]:
-    """Return mean and deviation of a preprocessing, for values from 0 to 1; those of values as they are if it is unknown."""
-    if preprocess is None:
-        return {"mean": [0.0] * 3, "std": [1.0] * 3}
+def _preparation(preprocess: Preprocess, size: Sequence[int]) -> dict[str, list[float]]:
+    """Return mean and deviation for values from 0 to 1, and to which size pictures are resized before the crop.
+
+    As in torchvision, one number is for the shorter side, and two are height and width.
+    """
     shades = measure_shades(preprocess, (256, 256))
     black, white = (each[:, each.shape[1] // 2, each.shape[2] // 2].double() for each in (shades.black, shades.white))
-    return {"mean": (-black / (white - black)).tolist(), "std": (1 / (white - black)).tolist()}
+    values = {"mean": -black / (white - black), "std": 1 / (white - black)}
+    found = {name: [round(float(each), 6) for each in value] for name, value in values.items()}
+    view = CropBoxes().view(preprocess, (640, 480), (size[1], size[0]))
+    if view is not None:
+        box = view.box
+        is_whole = box.right - box.left > 639 and box.bottom - box.top > 479
+        found["resize"] = [*size] if is_whole else [round(size[0] * 480 / (box.bottom - box.top))]
+    return found
 
 
 def _graph(run: Run, inputs: Sequence[Tensor]) -> GraphModule:
@@ -161,14 +185,14 @@ def _graph(run: Run, inputs: Sequence[Tensor]) -> GraphModule:
         for each in inputs
     ]
     table = {**core_aten_decompositions(), torch.ops.aten.convolution_backward.default: _convolution_backward}
-    with _refusing(), shapes:
+    with _naming_operators(), shapes, warnings.catch_warnings(action="ignore"):
         graph = make_fx(run, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph.eval()
 
 
-def _refusing() -> Any:
+def _naming_operators() -> Any:
     """Turn what PyTorch raises for an operation that cannot be exported into a sentence that names it."""
 
     def said(error: BaseException) -> str:
@@ -199,38 +223,41 @@ def _convolution_backward(
         for axis, (step, beside, apart) in enumerate(zip(stride, padding, dilation, strict=True)):
             reached = (gradient.shape[2 + axis] - 1) * step - 2 * beside + apart * (weight.shape[2 + axis] - 1) + 1
             missing[axis] = maps.shape[2 + axis] - reached
-    back = torch.ops.aten.convolution(gradient, weight, None, stride, padding, dilation, not transposed, missing, groups)
+    back = torch.ops.aten.convolution(
+        gradient, weight, None, stride, padding, dilation, not transposed, missing, groups
+    )
     return back, None, None
 
 
-def _onnx(graph: GraphModule, taken: Mapping[str, Tensor], texts: Mapping[str, str]) -> tuple[bytes, list[Tensor]]:
+def _onnx(graph: GraphModule, given: Mapping[str, Tensor], texts: Mapping[str, str]) -> tuple[bytes, list[Tensor]]:
     """Return a graph as the contents of an ONNX file, and what onnxruntime makes of the inputs."""
     runtime = optional("onnxruntime", "export to ONNX needs the extra onnx: pip install 'camkit[onnx]'")
-    batch = torch.export.Dim("batch")
-    with _refusing(), warnings.catch_warnings(action="ignore"):
+    with _naming_operators(), warnings.catch_warnings(action="ignore"):
         program = torch.onnx.export(
             graph,
-            tuple(taken.values()),
+            tuple(given.values()),
             dynamo=True,
             verbose=False,
-            input_names=list(taken),
+            input_names=list(given),
             output_names=["scores", "heat"],
-            dynamic_shapes=tuple({0: batch} for _ in taken),
+            dynamic_shapes=tuple({0: torch.export.Dim("batch")} for _ in given),
         )
     assert program is not None
     program.model.metadata_props.update(texts)
     data = program.model_proto.SerializeToString()
     session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
-    return data, [torch.from_numpy(each) for each in session.run(None, {name: each.numpy() for name, each in taken.items()})]
+    arrays = {name: each.cpu().numpy() for name, each in given.items()}
+    return data, [torch.from_numpy(each) for each in session.run(None, arrays)]
 
 
-def _pt2(graph: GraphModule, taken: Mapping[str, Tensor], texts: Mapping[str, str]) -> tuple[bytes, list[Tensor]]:
+def _pt2(graph: GraphModule, given: Mapping[str, Tensor], texts: Mapping[str, str]) -> tuple[bytes, list[Tensor]]:
     """Return a graph as the contents of a file of ``torch.export``, and what it makes of the inputs."""
-    batch, file = torch.export.Dim("batch"), io.BytesIO()
-    with _refusing():
-        program = torch.export.export(graph, tuple(taken.values()), dynamic_shapes=tuple({0: batch} for _ in taken))
+    file = io.BytesIO()
+    shapes = tuple({0: torch.export.Dim("batch")} for _ in given)
+    with _naming_operators():
+        program = torch.export.export(graph, tuple(given.values()), dynamic_shapes=shapes)
         torch.export.save(program, file, extra_files=dict(texts))
-    return file.getvalue(), list(program.module()(*taken.values()))
+    return file.getvalue(), list(program.module()(*given.values()))
 
 
 _WRITERS = {".onnx": _onnx, ".pt2": _pt2}

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from camkit.engine.cut import RepeatedError
 from camkit.engine.passes import Capture, NotRunError, Pass, ignoring_errors, is_overwriting, keeping_overwritten
@@ -22,10 +22,10 @@ from camkit.layers.trace import FramesFirstError
 from camkit.methods import AUTO, METHODS, SHARPENED, Method
 from camkit.methods.on_attention import check_cells
 from camkit.methods.on_one_picture import at_once
-from camkit.methods.registry import FINE, Way, sharpening
+from camkit.methods.registry import FINE, FROM_FILE, Way, sharpening
 from camkit.targets.classes import EachFiner, TopTarget
 from camkit.targets.scores import Target
-from camkit.types import WHOLE_MODEL, LayerRef, Layout, TargetLayer
+from camkit.types import WHOLE_MODEL, TargetLayer
 
 _AS_NAMED = "as named"
 
@@ -85,7 +85,8 @@ class Runner:
             self._decision_if_any(inputs[:1])
         if method.reads_attention:
             return self._of_tokens(method, targets, inputs)
-        return Ran(self._run(method, targets, inputs, ()), (WHOLE_MODEL,), method)
+        layer = replace(WHOLE_MODEL, reason="the heat is the file's own") if method == FROM_FILE else WHOLE_MODEL
+        return Ran(self._run(method, targets, inputs, ()), (layer,), method)
 
     def settled(self, inputs: Float[Tensor, "n c *size"]) -> tuple[Ran, Callable[[Tensor, Target], Capture]]:
         """Explain the best class of a batch, and return a function that explains others without deciding anything.
@@ -96,19 +97,13 @@ class Runner:
         method, layers = ran.method, ran.layers
         if method.reads_attention:
             method, layers = self._settled(method, (), inputs)
-        modules, layouts = self._at(layers, inputs)
+        settled = replace(self._pass((), inputs, layers), record=None)  # a trace cannot look into a tensor's memory
 
         def run(pictures: Tensor, target: Target) -> Capture:
-            one_pass = Pass(self.memory.living, pictures, (target,), modules, layouts, afresh=isinstance(layers, Levels))
-            return method.joined(method.run(one_pass), tuple(inputs.shape[2:]))
+            captured = method.run(replace(settled, inputs=pictures, targets=(target,)))
+            return method.joined(captured, tuple(inputs.shape[2:]))
 
         return ran, run
-
-    def _at(self, layers: Sequence[TargetLayer], inputs: Tensor) -> tuple[Mapping[LayerRef, nn.Module], Mapping[LayerRef, Layout | None]]:
-        """Return the modules of layers, and where their cells lie."""
-        refs = tuple(layer.ref for layer in layers)
-        modules = self.memory.selected(refs) if refs else {}
-        return modules, self.memory.placed([layer for layer in layers if layer.size], inputs[:1], self.options["spread"])
 
     def _of_layers(self, method: Method, targets: tuple[Target, ...], inputs: Tensor) -> Ran:
         """Run the model with its layers; with all tokens if "auto" stands for a method that reads attention."""
@@ -240,6 +235,22 @@ class Runner:
             return self._decision(inputs)
         return None
 
+    def _pass(self, targets: tuple[Target, ...], inputs: Tensor, layers: Sequence[TargetLayer]) -> Pass:
+        memory, refs = self.memory, tuple(layer.ref for layer in layers)
+        return Pass(
+            memory.living,
+            inputs,
+            targets,
+            memory.selected(refs) if refs else {},
+            memory.placed([layer for layer in layers if layer.size], inputs[:1], self.options["spread"]),
+            infer_layout,
+            precision=self.options["precision"],
+            record=memory.record,
+            progress=self.options["progress"],
+            references=self.options["references"],
+            afresh=isinstance(layers, Levels),
+        )
+
     def _run(
         self,
         method: Method,
@@ -247,26 +258,12 @@ class Runner:
         inputs: Tensor,
         layers: Sequence[TargetLayer],
     ) -> Capture:
-        memory = self.memory
-        modules, layouts = self._at(layers, inputs)
+        memory, one_pass = self.memory, self._pass(targets, inputs, layers)
         in_a_pass = at_once(inputs.device) if method.one_by_one else len(inputs)
-        apart = memory.keeps_pictures_apart(inputs, in_a_pass, modules)
+        apart = memory.keeps_pictures_apart(inputs, in_a_pass, one_pass.modules)
         if len(inputs) > 1 and (method.one_by_one or not apart):
             raise OneByOneError
-        one_pass = Pass(
-            memory.living,
-            inputs,
-            targets,
-            modules,
-            layouts,
-            infer_layout,
-            precision=self.options["precision"],
-            record=memory.record,
-            progress=self.options["progress"],
-            apart=apart,
-            references=self.options["references"],
-            afresh=isinstance(layers, Levels),
-        )
+        one_pass = replace(one_pass, apart=apart)
         try:
             with keeping_overwritten() if memory.overwrites else nullcontext():
                 return method.run(one_pass)

@@ -168,7 +168,7 @@ class Method:
     @functools.cached_property
     def for_black_boxes(self) -> bool:
         """True if it needs neither layers nor gradients."""
-        return self.needs == "pictures" and not self.layer
+        return self.needs in ("pictures", "file") and not self.layer
 
     @property
     def for_threads(self) -> bool:
@@ -300,6 +300,19 @@ CENTRED = Method(
 """What "auto" takes for boxes that the cells of the grids have; it is no entry of ``METHODS`` either."""
 
 
+FROM_FILE = Method(
+    "from-file",
+    title="the heat that the file returns",
+    summary="the heat that a file of camkit export returns",
+    paper="",
+    needs="file",
+    weights=_finished,
+    layer=False,
+    unit="Evidence in units of the score",
+)
+"""What "auto" takes for a file that returns its heat; it is no entry of ``METHODS``, since only such files have it."""
+
+
 def sharpening(layers: tuple[TargetLayer, ...]) -> Way:
     """Return the method that sharpens the second of two layers by the first, and the layers with that reason."""
     finer, deepest = layers
@@ -309,7 +322,9 @@ def sharpening(layers: tuple[TargetLayer, ...]) -> Way:
 
 def known_method(name: str) -> Method | None:
     """Return a method by its name; None if nothing here has it, as if it was a function of the user's."""
-    return {method.name: method for method in (AUTO, SHARPENED, ODAM, CENTRED)}.get(name) or METHODS.get(name)
+    return {method.name: method for method in (AUTO, SHARPENED, ODAM, CENTRED, FROM_FILE)}.get(name) or METHODS.get(
+        name
+    )
 
 
 def check_name(

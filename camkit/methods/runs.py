@@ -25,7 +25,8 @@ from camkit.methods.on_attention import of_attention
 from camkit.methods.on_input import of_guided, of_parts, second_derivatives
 from camkit.methods.on_one_picture import of_pictures, of_references, of_scores, only_layer
 from camkit.methods.registry import CENTRED, ODAM, SHARPENED, Method
-from camkit.targets.scores import Scores, describe, passing_through
+from camkit.models.modules import HeatFile, black_box_in
+from camkit.targets.scores import Scores, describe, logits_of, passing_through
 from camkit.types import CellPositions, LayerRef, Placement
 
 CHANGES = ((False, 0.9), (False, 1.1), (True, 0.9), (True, 1.0), (True, 1.1))
@@ -223,6 +224,30 @@ def _of_curvature(options: Pass, method: Method) -> Capture:
         return run.captured([replace(maps, by_target=tuple(weights))], run.scores())
 
 
+def _of_file(options: Pass, method: Method) -> Capture:
+    """Run a file that returns its heat, once for the scores and once for each target.
+
+    Raises:
+        MethodError: the model is not such a file, or it returns the heat of another class than the target's.
+    """
+    box = black_box_in(options.model)
+    if not isinstance(box, HeatFile):
+        raise MethodError(f"method {method.name!r} is for files that camkit export wrote")
+    with options.forward(gradients=False) as run:
+        output, scores = run.output, run.scores()
+    best = tuple(logits_of(output, len(options.inputs)).argmax(1).tolist())
+    maps: list[Tensor] = []
+    for scored in scores:
+        if scored.indices is None or (scored.indices != best and not box.explains_any):
+            instead = advice("export(..., target='input')", "camkit export --target input")
+            raise MethodError(
+                f"the file returns the heat of each picture's best class only; {instead} writes one for all classes"
+            )
+        maps.append(box.heat(options.inputs, scored.indices))
+    features = Features(maps[0][:, None], tuple(maps), Placement(positions=box.places))
+    return Capture((features,), scores)
+
+
 RUNS: Mapping[str, Callable[[Pass, Method], Capture]] = {
     "gradients": lambda options, _: capture(options),
     "curvature": _of_curvature,
@@ -234,6 +259,7 @@ RUNS: Mapping[str, Callable[[Pass, Method], Capture]] = {
     "attention-gradients": of_attention,
     "attention-by-layer": of_attention,
     "pictures": of_pictures,
+    "file": _of_file,
     "parts": of_parts,
     "guided": of_guided,
 }

@@ -15,19 +15,19 @@ import math
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from camkit.errors import InputError, ModelError, advice, as_error, brief
 from camkit.models.boxes import DETECTORS, prepared
 from camkit.models.loaded import LoadedModel, Request, are_shares, as_labels, is_file
-from camkit.models.modules import FileBox, dtype_of
+from camkit.models.modules import FileBox, HeatFile, dtype_of
 
 KINDS = {
     ".pt2": "from_file",
@@ -61,9 +61,14 @@ def _program(request: Request, path: Path) -> LoadedModel:
     said = f"{path} cannot be read as a program of torch.export"
     with as_error(ModelError, lambda error: f"{said} ({brief(error)})"), mock.patch.object(log, "disabled", True):
         program = torch.export.load(path)
+    metadata, runtime = _extra_texts(path), f"torch {version('torch')}"
+    if "camkit" in metadata:
+        module, (shape, *others) = program.module(), _input_shapes(program)
+        runs = lambda pictures, classes: module(pictures, *[classes for _ in others])  # noqa: E731
+        return with_heat(runs, request, shape, metadata, runtime, explains_any=bool(others))
     shape = _picture_shape(program, str(path))
-    kind = f"a program of torch.export, run with gradients by torch {version('torch')}"
-    return described(as_module(program, str(path)), request, shape, kind, _extra_texts(path))
+    kind = f"a program of torch.export, run with gradients by {runtime}"
+    return described(as_module(program, str(path)), request, shape, kind, metadata)
 
 
 def as_module(program: torch.export.ExportedProgram, name: str) -> nn.Module:
@@ -80,16 +85,43 @@ def as_module(program: torch.export.ExportedProgram, name: str) -> nn.Module:
 
 def _picture_shape(program: torch.export.ExportedProgram, name: str) -> tuple[int | None, ...]:
     """Return the shape (N, C, H, W) of the program's one input; None for a length that may vary."""
-    inputs = set(program.graph_signature.user_inputs)
-    values = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder" and node.name in inputs]
-    if len(values) != 1 or not isinstance(values[0], torch.Tensor):
-        raise ModelError(f"{name} takes {len(values)} inputs; camkit explains programs whose only input is the picture")
-    shape = tuple(length if isinstance(length, int) else None for length in values[0].shape)
+    shapes = _input_shapes(program)
+    if len(shapes) != 1:
+        raise ModelError(f"{name} takes {len(shapes)} inputs; camkit explains programs whose only input is the picture")
+    (shape,) = shapes
     if shape[:1] not in ((1,), (None,)):
         raise ModelError(
             f"{name} takes exactly {shape[0]} pictures; export it for one, or with dynamic_shapes for any number"
         )
     return shape
+
+
+def _input_shapes(program: torch.export.ExportedProgram) -> list[tuple[int | None, ...]]:
+    """Return the shapes of the inputs, with None for lengths that may vary; () for inputs that are no tensors."""
+    inputs = set(program.graph_signature.user_inputs)
+    values = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder" and node.name in inputs]
+    return [
+        tuple(length if isinstance(length, int) else None for length in getattr(value, "shape", ())) for value in values
+    ]
+
+
+def with_heat(
+    function: Callable[[Tensor, Tensor], Any],
+    request: Request,
+    shape: Shape,
+    metadata: Mapping[str, Any],
+    runtime: str,
+    *,
+    explains_any: bool,
+) -> LoadedModel:
+    """Return a file that ``camkit.export`` wrote: it returns scores and heat."""
+    with as_error(ModelError, lambda _: f"{request.name} does not say where the cells of its heat look"):
+        places = tuple(tuple(map(float, axis)) for axis in _value(metadata["places"]))
+    box = HeatFile(function, places, explains_any=explains_any)
+    made = f"made by {metadata.get('method')} at {metadata.get('layer')} when camkit {metadata['camkit']} wrote it"
+    kind = f"run by {runtime}; the heat is the file's own, {made}"
+    shape = [length if isinstance(length, int) else None for length in shape]
+    return described(box.eval(), request, shape, kind, metadata)
 
 
 def _script(request: Request, path: Path) -> LoadedModel:
@@ -225,9 +257,14 @@ def _facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
     for name, least in (("mean", -math.inf), ("std", 0)):
         if are_shares(values.get(name), least):  # others are for values of 0 to 255, or for something else
             facts[name] = tuple(map(float, values[name]))
-    size = values.get("imgsz")
-    if isinstance(size, list) and len(size) == 2 and all(isinstance(side, int) and side > 0 for side in size):
-        facts["size"] = tuple(size)
+    for name, key, lengths in (("size", "imgsz", (2,)), ("resize", "resize", (1, 2))):
+        sides = values.get(key)
+        if (
+            isinstance(sides, list)
+            and len(sides) in lengths
+            and all(isinstance(each, int) and each > 0 for each in sides)
+        ):
+            facts[name] = tuple(sides)
     if metadata.get("author") == "Ultralytics" and metadata.get("task") == "classify":
         facts |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
     return facts

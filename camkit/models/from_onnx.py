@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from camkit.errors import CamkitError, ModelError, as_error, brief
-from camkit.models.from_file import COLOURS, described, file_to_read
+from camkit.models.from_file import COLOURS, described, file_to_read, with_heat
 from camkit.models.loaded import LoadedModel, Request
 from camkit.models.modules import Adapter, FileBox, dtype_of
 
@@ -50,7 +50,16 @@ def load(request: Request) -> LoadedModel:
     options.log_severity_level = 4
     with as_error(ModelError, lambda error: f"{path} cannot be run by onnxruntime ({brief(error)})"):
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    inputs = session.get_inputs()
+    inputs, metadata = session.get_inputs(), session.get_modelmeta().custom_metadata_map
+    runtime = f"onnxruntime {onnxruntime.__version__}"
+    if "camkit" in metadata and [each.name for each in session.get_outputs()] == ["scores", "heat"]:
+        has_target = len(inputs) == 2
+
+        def explained(pictures: Tensor, classes: Tensor) -> list[Tensor]:
+            given = {"image": pictures.numpy(), **({"target": classes.numpy()} if has_target else {})}
+            return list(map(torch.from_numpy, session.run(None, given)))
+
+        return with_heat(explained, request, inputs[0].shape, metadata, runtime, explains_any=has_target)
     if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type not in ("tensor(float)", "tensor(float16)"):
         shapes = ", ".join(f"{each.name} {each.shape} of {each.type}" for each in inputs)
         raise ModelError(
@@ -69,7 +78,6 @@ def load(request: Request) -> LoadedModel:
     # precision.
     pictures = {noise: TOLERANCE, noise.abs() / noise.abs().max(): TOLERANCE, noise.abs().clamp(max=2.5) * 100: 5e-2}
     opset = next((entry.version for entry in graph.opset_import if entry.domain in ("", "ai.onnx")), "?")
-    runtime = f"onnxruntime {onnxruntime.__version__}"
     module: nn.Module
     try:
         with as_error(_NotConvertedError, lambda error: f"it cannot be converted to PyTorch: {brief(error)}"):
@@ -80,7 +88,7 @@ def load(request: Request) -> LoadedModel:
         module = FileBox(runs, shape[0], sigmoid=_ends_in_sigmoid(graph.graph), reason=lacking)
         how = f"run by {runtime} without gradients ({reason})"
     kind = f"an ONNX file of opset {opset}, {how}"
-    return described(module, request, shape, kind, session.get_modelmeta().custom_metadata_map, beside)
+    return described(module, request, shape, kind, metadata, beside)
 
 
 class _NotConvertedError(CamkitError):

@@ -162,7 +162,7 @@ class Request:
 
         Args:
             usual: the preprocessing if the request replaces nothing, and not all parts are known.
-            **known: size, mean and std, as far as something says them.
+            **known: size, mean and std, as far as something says them; and "resize", torchvision's ``resize_size``.
 
         Raises:
             ModelError: the request replaces a part, and another is unknown.
@@ -170,7 +170,9 @@ class Request:
         parts: dict[str, Any] = {**known, **self.changes}
         missing = [name for name in ("size", "mean", "std") if name not in parts]
         if not missing:
-            return cast("Preprocess", preset(parts["size"], parts["mean"], parts["std"]))
+            made = preset(parts["size"], parts["mean"], parts["std"])
+            made.resize_size = list(parts.get("resize", made.resize_size))
+            return cast("Preprocess", made)
         if self.changes:
             raise ModelError(
                 f"{self.name} does not say how its pictures are prepared; name {' and '.join(missing)} too (if it was "

@@ -13,7 +13,7 @@ import itertools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ from camkit.errors import (
     whole_number,
 )
 from camkit.models.loaded import Labels, LoadedModel, as_labels
-from camkit.types import Pixels, Preprocess
+from camkit.types import CellPositions, Pixels, Preprocess
 
 ScoringFunction: TypeAlias = Callable[[Tensor], Any]
 """Takes pictures (N, C, H, W), float32 and on the CPU, and returns one row of scores (N, classes) for each of them, as
@@ -60,7 +60,10 @@ class BlackBox(nn.Module):
 
     Attributes:
         function: the function.
+        usual_method: the method that "auto" stands for.
     """
+
+    usual_method = "occlusion"
 
     def __init__(
         self,
@@ -132,8 +135,11 @@ class FileBox(BlackBox):
     """
 
     def _run(self, pictures: Tensor) -> Any:
+        return self._returned(pictures)
+
+    def _returned(self, pictures: Tensor, *classes: Tensor) -> Any:
         try:
-            outputs = self.function(pictures)
+            outputs = self.function(pictures, *classes)
         except Exception as error:  # what runs the file may raise anything
             lines = (str(error).strip() or type(error).__name__).splitlines()
             cause = lines[-1] if "TorchScript" in lines[0] else " ".join(lines)  # TorchScript begins with its trace
@@ -141,6 +147,35 @@ class FileBox(BlackBox):
         return tree_map_only(
             Tensor, lambda each: (each.float() if each.is_floating_point() else each).detach(), outputs
         )
+
+
+class HeatFile(FileBox):
+    """A file of ``camkit.export``: it takes pictures and their classes, and returns scores (N, K) and heat (N, h, w).
+
+    Attributes:
+        places: where the cells of the heat look.
+        explains_any: whether the file explains the classes that it is given, or always the best one.
+    """
+
+    usual_method = "from-file"
+
+    def __init__(
+        self, function: Callable[[Tensor, Tensor], Any], places: CellPositions, *, explains_any: bool, **options: Any
+    ) -> None:
+        super().__init__(cast("ScoringFunction", function), **options)
+        self.places, self.explains_any = places, explains_any
+
+    def _run(self, pictures: Tensor) -> Any:
+        return self._returned(pictures, torch.zeros(len(pictures), dtype=torch.long))[0]
+
+    def heat(self, pictures: Tensor, classes: Sequence[int]) -> Float[Tensor, "n h w"]:
+        """Return the heat of a class for each picture.
+
+        Raises:
+            RunError: the file failed.
+        """
+        heat: Tensor = self._returned(pictures.float().cpu(), torch.tensor(classes))[1]
+        return heat.to(pictures.device)
 
 
 def _boxes(rows: Sequence[dict[str, Any]], count: int) -> list[dict[str, Tensor]]:
