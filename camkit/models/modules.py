@@ -174,8 +174,9 @@ class HeatFile(FileBox):
         Raises:
             RunError: the file failed.
         """
-        heat: Tensor = self._returned(pictures.float().cpu(), torch.tensor(classes))[1]
-        return heat.to(pictures.device)
+        size = self._batch or len(pictures)
+        parts = zip(pictures.float().cpu().split(size), torch.tensor(classes).split(size), strict=True)
+        return torch.cat([self._returned(*part)[1] for part in parts]).to(pictures.device)
 
 
 def _boxes(rows: Sequence[dict[str, Any]], count: int) -> list[dict[str, Tensor]]:
