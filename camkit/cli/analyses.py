@@ -201,10 +201,10 @@ def export(
     loaded = load(source)
     say(f"exporting {loaded.name}, which takes up to a minute")
     facts = camkit.export(loaded, out, layer, img=picture, **options)
-    alone = ", for one picture at a time" * (facts["batch"] == "1")
+    made = f"{facts['method']} at {facts['layer']}{', for one picture at a time' * (facts['batch'] == '1')}"
     say(
-        f"wrote {out} ({_size(out.stat().st_size)}): scores, and heat {facts['grid']} of {facts['method']} at "
-        f"{facts['layer']}{alone}; both equal camkit's own on {picture or 'a drawn picture'} to 1e-4 of the largest value"
+        f"wrote {out} ({_size(out.stat().st_size)}): scores, and heat {facts['grid']} of {made}; both equal "
+        f"camkit's own on {picture or 'a drawn picture'} to 1e-4 of the largest value"
     )
 
 

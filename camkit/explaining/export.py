@@ -212,7 +212,7 @@ def _naming_operators() -> Any:
     def said(error: BaseException) -> str:
         causes = " ".join(str(each) for each in (error, error.__cause__, error.__context__) if each)
         if "data-dependent" in causes:
-            return "the model cannot be exported, because it decides something by the values of a picture"
+            return "the model or the method cannot be exported: it decides something by the values of a picture"
         named = re.search(r"OpOverload\(op='([\w.]+)'|\b(aten\.[\w.]+)", causes)
         what = f"the operator {next(filter(None, named.groups()))}" if named else brief(error)
         return f"the model cannot be exported with its heat, because of {what}"
