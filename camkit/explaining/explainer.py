@@ -623,7 +623,7 @@ class Explainer:
         prepared = prepare(image, self._loaded.preprocess, source_of(image, 1), self._memory.rank)
         return targets, located(prepared, self._loaded.preprocess, self._boxes)
 
-    def settled(self, img: ImageLike) -> tuple[Float[Tensor, "n c *size"], Ran, Callable[[Tensor, Target], Capture]]:
+    def _settled(self, img: ImageLike) -> tuple[Float[Tensor, "n c *size"], Ran, Callable[[Tensor, Target], Capture]]:
         """Return a picture as input, how it is explained, and a function that does only that, so that it can be traced.
 
         Beside the picture is its mirror image, unless the model takes one picture at a time. The errors are those of a

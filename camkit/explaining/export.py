@@ -107,7 +107,7 @@ def export(
         raise InputError("a file holds one pass in fp32; leave out smooth and precision")
     if explainer.method.one_by_one:
         raise MethodError(f"method {explainer.method.name!r} takes many passes, and a file holds one; use 'gradcam'")
-    inputs, ran, captured = explainer.settled(min(SCENES.rglob("*.jpg")) if img is None else img)
+    inputs, ran, captured = explainer._settled(min(SCENES.rglob("*.jpg")) if img is None else img)
     scored, maps = ran.captured.scores[0], ran.captured.features
     if scored.indices is None or scored.boxes is not None or scored.cells is not None or len(maps) > 1:
         raise InputError("export takes classifiers, and one map: leave out all layers but one")
