@@ -30,10 +30,8 @@ from camkit.background.edits import (
     Edit,
     Edits,
     PreparedPicture,
-    cue_edits,
     draw_partners,
-    region_edits,
-    ring_edits,
+    edits_of,
 )
 from camkit.background.plan import NO_ANSWER, Answer, Plan, answers_of
 from camkit.background.regions import object_region, widened_boxes
@@ -451,9 +449,7 @@ class Experiment:
         if picture is None or self._obstacle(item):
             return {}
         same, other = (self._with_most_room(picture, entries, wanted) for entries in self.partners[item])
-        ring = plan.settings.check.ring
-        edits = region_edits(picture, same, other) if plan.with_regions else ring_edits(picture, same, other, ring)
-        return edits | cue_edits(picture, same, other, plan.cues)
+        return edits_of(picture, same, other, plan.cues, plan.settings.check.ring)
 
     def why_untested(self, item: Item, edits: Collection[Edit]) -> str:
         """Return why a picture with these edits was not shown on backgrounds of both kinds; "" if it was."""

@@ -336,7 +336,8 @@ class Mending:
 
     def check_before(self, progress: MendProgress) -> CheckResult:
         """Check the model on the pictures that mending does not use, if it has a last linear layer."""
-        return self._checked(self._to_prove, "before", progress) if self.layer else None
+        _ = self.layer  # a model without one is refused before it is checked
+        return self._checked(self._to_prove, "before", progress)
 
     def _composites(self, progress: MendProgress) -> Iterator[tuple[Item, Shades, dict[Edit, Float[Tensor, "c h w"]]]]:
         """Yield each picture of the sample that mends, and its object on backgrounds of its own and of other classes.

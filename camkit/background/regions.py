@@ -674,7 +674,7 @@ def read_yolo(folder: Path, table: Path | None = None) -> Annotations:
     places = (folder, folder.parent, folder.parent.parent)
     candidates = (table, *(place / name for place in places for name in _CLASS_FILES))
     tables = [_yolo_table(file) for file in candidates if file is not None and file.is_file()]
-    class_names = next((names for table in tables if (names := table.get("names")) is not None), {})
+    class_names: dict[int, str] = next((names for table in tables if (names := table.get("names")) is not None), {})
     rows_of: dict[Path, list[list[float]]] = {}
     for file in _text_files(folder):
         with as_error(InputError, lambda error: f"{file} is not a YOLO annotation: {brief(error)}"):  # noqa: B023
