@@ -523,14 +523,11 @@ def match_classes(
 
 def _outputs_by_name(labels: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """Return the outputs for each label and synonym; a complete label takes precedence over a synonym."""
-    complete: dict[str, tuple[int, ...]] = {}
-    synonyms: dict[str, tuple[int, ...]] = {}
+    complete, synonyms = defaultdict[str, tuple[int, ...]](tuple), defaultdict[str, tuple[int, ...]](tuple)
     for number, label in enumerate(labels):
-        name = normalize_name(label)
-        complete[name] = (*complete.get(name, ()), number)
+        complete[normalize_name(label)] += (number,)
         for part in label.split(","):
-            name = normalize_name(part)
-            synonyms[name] = (*synonyms.get(name, ()), number)
+            synonyms[normalize_name(part)] += (number,)
     return {**synonyms, **complete}
 
 

@@ -248,23 +248,19 @@ def heat_rows(plan: Plan, items: Sequence[Item]) -> Iterator[HeatRow | Unusable]
 
     If the model cannot be explained, it is only asked, and the pictures that cannot be used come last.
     """
-    if not plan.draws_heat:
-        yield from _rows_without_heat(plan, items)
+    if plan.draws_heat:
+        numbers, boxes = tuple(range(1, len(items) + 1)), CropBoxes()  # the parts of the pictures that the model sees
+        classes = tuple(plan.outputs[item.label] for item in items)
+        target = _RecordingTarget(classes, activation=plan.model.activation, numbers=numbers)
+        for number, item, explanation in zip(numbers, items, plan.explain(items, target), strict=True):
+            try:
+                if isinstance(explanation, Failure):
+                    raise explanation.error
+                row: HeatRow | Unusable = _compared(plan, boxes, item, explanation, target.answers[number])
+            except CamkitError as error:
+                row = _unusable(item, error)
+            yield row
         return
-    numbers, boxes = tuple(range(1, len(items) + 1)), CropBoxes()  # the parts of the pictures that the model sees
-    classes = tuple(plan.outputs[item.label] for item in items)
-    target = _RecordingTarget(classes, activation=plan.model.activation, numbers=numbers)
-    for number, item, explanation in zip(numbers, items, plan.explain(items, target), strict=True):
-        try:
-            if isinstance(explanation, Failure):
-                raise explanation.error
-            row: HeatRow | Unusable = _compared(plan, boxes, item, explanation, target.answers[number])
-        except CamkitError as error:
-            row = _unusable(item, error)
-        yield row
-
-
-def _rows_without_heat(plan: Plan, items: Sequence[Item]) -> Iterator[HeatRow | Unusable]:
     unusable = list[Unusable]()
     why = f"no heat: the model is a {'detector' if plan.detects else 'black box'}"
 
@@ -279,7 +275,7 @@ def _rows_without_heat(plan: Plan, items: Sequence[Item]) -> Iterator[HeatRow | 
 
     for batch in batches_of_one_shape(readable(), plan.batch_size):
         shown, inputs = zip(*batch, strict=True)
-        for item, answer in zip(shown, plan.answer(torch.stack(inputs), shown), strict=True):
+        for item, answer in zip(shown, plan.answer(torch.stack(inputs), shown)[0], strict=True):
             cropped = plan.detects and not len(plan.wanted(item))
             yield HeatRow(item.name, answer, NO_HEAT, "none", "no layer", why, cropped)
     yield from unusable
@@ -522,11 +518,8 @@ class Experiment:
             batch: list[tuple[tuple[Item, Edit], Float[Tensor, "c h w"]]],
         ) -> list[tuple[tuple[Item, Edit], Answer, Float[Tensor, " d"]]]:
             edited, tensors = zip(*batch, strict=True)
-            features: list[Tensor] | None = None if self.plan.detects else []
-            answers = self.plan.answer(torch.stack(tensors), [item for item, _ in edited], features)
-            rows = [row for part in features or () for row in part]
-            pooled = rows if len(rows) == len(answers) else [torch.empty(0)] * len(answers)
-            return list(zip(edited, answers, pooled, strict=True))
+            answers, features = self.plan.answer(torch.stack(tensors), [item for item, _ in edited])
+            return list(zip(edited, answers, features, strict=True))
 
         passes = (
             Task(functools.partial(answered, batch), in_thread=at_once > 1)

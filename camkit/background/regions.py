@@ -509,8 +509,6 @@ def read_boxes(file: Path) -> Annotations:
         if columns is None:
             raise InputError(f"{file} needs columns for a picture and its box, such as path, xmin, ymin, xmax and ymax")
         for row in table:
-            if any(row.get(None, ())):
-                raise ValueError("it has more values than the header has columns")
             picture, category = (row.get(columns.get(name, "")) or "" for name in ("picture", "class"))
             sides = {name: float(row[at]) for name, at in columns.items() if name not in ("picture", "class")}
             left, top = (sides["left"], sides["top"]) if "left" in sides else (sides["x"], sides["y"])

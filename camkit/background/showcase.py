@@ -202,7 +202,7 @@ class Showcase:
         if not edits or picture is None:
             return None
         shown = {edit: make() for edit, make in edits.items() if self._title(edit, row)}
-        answers = self._plan.answer(torch.stack(list(shown.values())), [item] * len(shown))
+        answers, _ = self._plan.answer(torch.stack(list(shown.values())), [item] * len(shown))
         own = self._plan.outputs[item.label]
         edited = [
             Panel(
@@ -216,7 +216,13 @@ class Showcase:
             for (edit, tensor), answer in zip(shown.items(), answers, strict=True)
         ]
         unedited = Panel("picture and region", _with_outline(picture), row.probability, row.answer)
-        return Strip(row, (unedited, self._heat_panel(item, picture), *edited))
+        explanation, heat = self.explained(item), Panel("no heat", np.full((_SIDE, _SIDE, 3), 128, np.uint8))
+        if isinstance(explanation, Explanation):
+            drawn = overlay.render(in_levels(picture.shades, picture.tensor), explanation.heatmap, None)
+            of = f"heat of the best {item.label} box" if self._plan.detects else f"heat for {item.label}"
+            title = of + ("" if explanation.status == "ok" else ": no evidence")
+            heat = Panel(title, self._with_wanted(item, drawn))
+        return Strip(row, (unedited, heat, *edited))
 
     def _with_wanted(self, item: Item, pixels: Pixels) -> Pixels:
         """Draw the boxes that a detector should find; a classifier's picture stays as it is."""
@@ -245,15 +251,6 @@ class Showcase:
             target = _BestBox(own) if plan.detects else EachTarget((own,))
             return next(plan.explain([item], target)) if plan.explains else None
         return None
-
-    def _heat_panel(self, item: Item, picture: PreparedPicture) -> Panel:
-        explanation = self.explained(item)
-        if not isinstance(explanation, Explanation):
-            return Panel("no heat", np.full((_SIDE, _SIDE, 3), 128, np.uint8))
-        drawn = overlay.render(in_levels(picture.shades, picture.tensor), explanation.heatmap, None)
-        of = f"heat of the best {item.label} box" if self._plan.detects else f"heat for {item.label}"
-        title = of + ("" if explanation.status == "ok" else ": no evidence")
-        return Panel(title, self._with_wanted(item, drawn))
 
 
 @dataclass(frozen=True)
