@@ -31,7 +31,6 @@ from camkit.background.experiment import (
     Answers,
     Experiment,
     HeatRow,
-    Unusable,
     heat_rows,
     remark_on_heat,
 )
@@ -256,7 +255,7 @@ def finish_check(
         earlier = read_baseline(renamed if settings.resume and own and not baseline.exists() else baseline)
         check_comparable(earlier, plan.hashes, plan.reported_settings, baseline)
         first = next(heat_rows(plan, plan.data.items[:1]))
-        if isinstance(first, HeatRow):
+        if not first.error:
             grids = [] if first.in_region is None else ["x".join(map(str, first.in_region.grid))]
             check_heat(earlier, first.layer, grids)
     journal = None if out is None else out / "unfinished.jsonl"  # the finished rows, to resume from
@@ -353,21 +352,20 @@ def _run(
     )
 
 
-def _usable(heat: Mapping[str, HeatRow | Unusable]) -> tuple[dict[str, HeatRow], dict[str, str]]:
+def _usable(heat: Mapping[str, HeatRow]) -> tuple[dict[str, HeatRow], dict[str, str]]:
     """Return the rows of the pictures that the model answered, and why the others cannot be used.
 
     Raises:
         InputError, RunError: there is no such row.
     """
-    answered = {name: row for name, row in heat.items() if isinstance(row, HeatRow)}
-    usable = {name: row for name, row in answered.items() if row.answer.output != NO_ANSWER}
+    usable = {name: row for name, row in heat.items() if not row.error and row.answer.output != NO_ANSWER}
     failures = {
-        name: row.error if isinstance(row, Unusable) else f"{name}: the model's output holds NaN or infinity"
+        name: row.error or f"{name}: the model's output holds NaN or infinity"
         for name, row in heat.items()
         if name not in usable
     }
-    if not usable and len(answered) == len(failures) > 0:
-        raise RunError(f"the model answers NaN or infinity to every picture, such as {next(iter(answered))}")
+    if heat and not usable and not any(row.error for row in heat.values()):
+        raise RunError(f"the model answers NaN or infinity to every picture, such as {next(iter(heat))}")
     if not usable:
         raise InputError(f"no picture could be used: {next(iter(failures.values()), 'there are none')}")
     return usable, failures

@@ -221,29 +221,24 @@ class HeatRow(PictureRow):
         status, method, layer, layer_reason: as in the picture's ``Explanation``.
         cropped: whether the objects lie outside the part of the picture that the model sees.
         in_region: the map and its region; None if there is no map or no region.
+        error: why the picture cannot be used; "" if it can.
     """
 
-    answer: Answer
-    status: str
-    method: str
-    layer: str
-    layer_reason: str
+    answer: Answer = field(default_factory=lambda: Answer(NO_ANSWER, None))
+    status: str = ""
+    method: str = ""
+    layer: str = ""
+    layer_reason: str = ""
     cropped: bool = False
     in_region: MapInRegion | None = None
+    error: str = ""
 
 
-@dataclass(frozen=True, eq=False)
-class Unusable(PictureRow):
-    """A picture that cannot be used, and why."""
-
-    error: str
-
-
-HEAT: RowKind[HeatRow | Unusable] = RowKind("heat", TypeAdapter(HeatRow | Unusable))
+HEAT = RowKind("heat", TypeAdapter(HeatRow))
 """The rows of the heat pass."""
 
 
-def heat_rows(plan: Plan, items: Sequence[Item]) -> Iterator[HeatRow | Unusable]:
+def heat_rows(plan: Plan, items: Sequence[Item]) -> Iterator[HeatRow]:
     """Explain pictures, compare each map with its region, and yield a row for each picture, in order.
 
     If the model cannot be explained, it is only asked, and the pictures that cannot be used come last.
@@ -256,12 +251,12 @@ def heat_rows(plan: Plan, items: Sequence[Item]) -> Iterator[HeatRow | Unusable]
             try:
                 if isinstance(explanation, Failure):
                     raise explanation.error
-                row: HeatRow | Unusable = _compared(plan, boxes, item, explanation, target.answers[number])
+                row = _compared(plan, boxes, item, explanation, target.answers[number])
             except CamkitError as error:
-                row = _unusable(item, error)
+                row = HeatRow(item.name, error=item.named_in(error))
             yield row
         return
-    unusable = list[Unusable]()
+    unusable = list[HeatRow]()
     why = f"no heat: the model is a {'detector' if plan.detects else 'black box'}"
 
     def readable() -> Iterator[tuple[Item, Tensor]]:
@@ -271,7 +266,7 @@ def heat_rows(plan: Plan, items: Sequence[Item]) -> Iterator[HeatRow | Unusable]
                     plan.wanted(item)
                 yield item, prepare(item.open(), plan.preprocess, item.name).tensor
             except CamkitError as error:
-                unusable.append(_unusable(item, error))
+                unusable.append(HeatRow(item.name, error=item.named_in(error)))
 
     for batch in batches_of_one_shape(readable(), plan.batch_size):
         shown, inputs = zip(*batch, strict=True)
@@ -315,10 +310,6 @@ def _compared(plan: Plan, boxes: CropBoxes, item: Item, explanation: Explanation
         within=heat_in_cells(region, grid, placement).astype(np.float32),
     )
     return replace(row, in_region=in_region)
-
-
-def _unusable(item: Item, error: CamkitError) -> Unusable:
-    return Unusable(item.name, item.named_in(error))
 
 
 @dataclass(frozen=True)
@@ -527,20 +518,19 @@ class Experiment:
         )
         cores = torch.get_num_threads() // at_once
         expected: dict[Item, int] = {}
-        answers: dict[Item, Answers] = defaultdict(dict)
-        alone: dict[Item, list[Tensor]] = defaultdict(list)
+        answers: dict[Item, list[tuple[Edit, Answer, Float[Tensor, " d"]]]] = defaultdict(list)
         for batch in in_order(passes, workers=at_once, ahead=at_once, cores=cores):
             for (item, edit), answer, pooled in batch:
-                answers[item][edit] = answer
-                if edit.arm == "removed":
-                    alone[item].append(pooled)
+                answers[item].append((edit, answer, pooled))
                 if len(answers[item]) == expected[item]:
-                    own, features = answers.pop(item), alone.pop(item, [torch.empty(0)])
+                    own = answers.pop(item)
+                    features = [features for edit, _, features in own if edit.arm == "removed"] or [torch.empty(0)]
                     hole = None if (picture := self.load(item)) is None else picture.hole
                     box = (0.0,) * 5 if hole is None else (*map(float, extent(hole)), float(hole.double().mean()))
                     alike = len({len(each) for each in features}) == 1
                     mean = torch.stack(features if alike else [torch.empty(0)]).mean(0).numpy()
-                    yield EditsRow(item.name, list(own.items()), self.why_untested(item, own), mean, box)
+                    why = self.why_untested(item, [edit for edit, *_ in own])
+                    yield EditsRow(item.name, [(edit, answer) for edit, answer, _ in own], why, mean, box)
         yield from (EditsRow(item.name, [], self.why_untested(item, [])) for item in expected if not expected[item])
 
 
