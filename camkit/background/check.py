@@ -437,10 +437,9 @@ def _worker(
 ) -> Callable[[Sequence[str]], list[PictureRow]]:
     """Return what computes rows from names with a model of its own; it keeps loaded pictures from piece to piece."""
     plan = with_model(model)
-    items = {item.name: item for item in plan.data.items}
     list(heat_rows(plan, plan.data.items[:1]))  # all of them choose the layer by the same picture
     rows_of: RowsOf[Any] = functools.partial(heat_rows, plan) if kind == HEAT.name else Experiment(plan).rows
-    return lambda names: list(rows_of([items[name] for name in names]))
+    return lambda names: list(rows_of([plan.by_name[name] for name in names]))
 
 
 def starter_config(data: Dataset, settings: Settings) -> str:

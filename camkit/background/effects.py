@@ -154,14 +154,13 @@ def image_rows(plan: Plan, heat: Mapping[str, HeatRow], answers: Mapping[str, An
         answers: the answers to each picture's edits, by name.
     """
     energies = compare_maps(plan.data.items, heat)
-    items = {item.name: item for item in plan.data.items}
     rows = []
-    for name, item in ((name, item) for name, item in items.items() if name in heat):
+    for name, item in ((name, item) for name, item in plan.by_name.items() if name in heat):
         shown, of_map = heat[name].answer, heat[name].in_region
         outputs, of_edits = plan.outputs[item.label], answers.get(name, {})
         right = {edit: answer.output in outputs for edit, answer in of_edits.items()}
         named = {edit: plan.name_of(answer.output) for edit, answer in of_edits.items()}
-        lent = {edit: items[edit.lender] for edit in of_edits if edit.arm in ("same", "other")}
+        lent = {edit: plan.by_name[edit.lender] for edit in of_edits if edit.arm in ("same", "other")}
         counted = {edit: behind for edit, behind in lent.items() if not plan.excuses(named[edit], behind)}
         share = {
             of: float(np.mean([right[edit] for edit in edits]))

@@ -369,7 +369,6 @@ class Mending:
         Raises:
             OutputError: a file cannot be written.
         """
-        labels = {item.name: item.label for item in self._plan.data.items}
         lines = [csv_line(("path", "label", "group", "background", "fill"))]
         for item, shades, made in self._composites(progress):
             for edit, tensor in made.items():
@@ -377,7 +376,7 @@ class Mending:
                 # Without the mark of a drawing, by which camkit would leave these pictures out of a folder.
                 encoded = cv2.imencode(".png", in_levels(shades, tensor)[..., ::-1])[1]
                 write_file(folder / path, encoded.tobytes())
-                cells = path, item.label, item.group, labels[edit.lender], edit.fill
+                cells = path, item.label, item.group, self._plan.by_name[edit.lender].label, edit.fill
                 lines.append(csv_line(as_cell(text_of(cell)) for cell in cells))
         write_file(folder / "labels.csv", lines)
         return len(lines) - 1
@@ -426,8 +425,8 @@ class Mending:
     def _examples_of(
         self, features: Float[Tensor, "n d"], shown: Sequence[tuple[Item, Edit]], layer: nn.Linear
     ) -> Examples:
-        labels, rows = {item.name: item.label for item in self._plan.data.items}, self._rows
-        pairs = [(item.label, labels[edit.lender]) for item, edit in shown]
+        rows = self._rows
+        pairs = [(item.label, self._plan.by_name[edit.lender].label) for item, edit in shown]
         original = torch.tensor([edit.fill == ORIGINAL for _, edit in shown])
         weight = layer.weight.detach().double().cpu()
         bias = torch.zeros(len(weight)).double() if layer.bias is None else layer.bias.detach().double().cpu()

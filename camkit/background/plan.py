@@ -90,6 +90,11 @@ class Plan:
     files: FileHashes
 
     @functools.cached_property
+    def by_name(self) -> dict[str, Item]:
+        """The pictures by their names."""
+        return {item.name: item for item in self.data.items}
+
+    @functools.cached_property
     def sample(self) -> tuple[Item, ...]:
         """The pictures of the experiment."""
         return tuple(item for item in self.drawn if not self.settings.expects_anything(item.label))

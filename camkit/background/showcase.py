@@ -123,7 +123,6 @@ class Showcase:
         self._result = result
         self._plan = result.plan
         self._experiment = Experiment(result.plan)
-        self._items = {item.name: item for item in result.plan.data.items}
         self._pasted = [row for row in result.images if row.same]
         self._named = functools.cache(functools.partial(named_without_object, result.images))
 
@@ -175,7 +174,9 @@ class Showcase:
     def flips(self) -> list[Panel]:
         """Draw pictures that the baseline's model recognised and this one does not."""
         flips = () if self._result.change is None else self._result.change.flips
-        return self._outlined([(self._items[flip.name], f"{flip.before} before, {flip.now} now") for flip in flips])
+        return self._outlined(
+            [(self._plan.by_name[flip.name], f"{flip.before} before, {flip.now} now") for flip in flips]
+        )
 
     def _outlined(self, shown: Sequence[tuple[Item, str | None]]) -> list[Panel]:
         """Draw the first pictures that can be read, of every class in turn, each with its region and an answer."""
@@ -197,7 +198,7 @@ class Showcase:
 
     def _strip(self, row: ImageRow) -> Strip | None:
         """Draw a picture, its heat and its edits, and ask the model about the edits; None if there are no edits."""
-        item = self._items[row.name]
+        item = self._plan.by_name[row.name]
         edits, picture = self._experiment.edits(item, wanted=1), self._experiment.load(item)
         if not edits or picture is None:
             return None
@@ -241,7 +242,7 @@ class Showcase:
             on = "with a ring of class" if edit.fill == RING else "on a background of class"
             alike = [each for each in self._result.images if each.label == row.label]
             right = np.mean([share for each in alike for share in getattr(each, edit.arm).values()])
-            return f"{on} {self._items[edit.lender].label} (such pictures: {right:.0%} right)"
+            return f"{on} {self._plan.by_name[edit.lender].label} (such pictures: {right:.0%} right)"
         return ""
 
     def explained(self, item: Item) -> Explanation | Failure | None:
