@@ -344,16 +344,9 @@ def test_the_shell_checks_a_detector_with_a_factory(folder, rectangles, tmp_path
     assert "finds 100% of the objects on backgrounds of their own class and 0%" in printed
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"labels": None}, "needs a detector with labels of two or more classes"),
-        ({"labels": ("nothing", "cat", "dog")}, "the model has no label 'green', 'red'"),
-    ],
-)
-def test_a_detector_whose_labels_do_not_fit_is_refused(folder, rectangles, options, said) -> None:
-    with pytest.raises(InputError, match=said):
-        camkit.check(dataclasses.replace(model(), **options), folder, config=CONFIG)
+def test_a_detector_without_labels_is_refused(folder, rectangles) -> None:
+    with pytest.raises(InputError, match="needs a detector with labels of two or more classes"):
+        camkit.check(dataclasses.replace(model(), labels=None), folder, config=CONFIG)
 
 
 def test_boxes_without_labels_and_data_without_regions_are_refused(folder, rectangles, tmp_path) -> None:

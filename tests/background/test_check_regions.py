@@ -175,13 +175,6 @@ def test_a_broken_file_with_a_name_for_regions_is_not_skipped(tmp_path: Path, na
     assert len(formats.find_regions(tmp_path)) == 1
 
 
-def test_a_missing_or_unknown_source_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "x.docx").write_text("no regions")
-    for source in (tmp_path / "nothing.json", tmp_path / "x.docx", tmp_path):
-        with pytest.raises(InputError, match=r"nothing\.json.*No such file|no regions found"):
-            formats.read_regions(source)
-
-
 # Pascal VOC
 
 
