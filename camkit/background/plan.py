@@ -127,9 +127,9 @@ class Plan:
 
     @property
     def explains(self) -> bool:
-        """Whether pictures can be explained: a black box only by methods that need no layer, such as "rise"."""
+        """Whether pictures can be explained: a black box by methods that need no layer, such as "rise"."""
         box = black_box_in(self.model.module)
-        return box is None or box.usual_method == "from-file" or self.method.for_black_boxes
+        return box is None or box.explains_any or self.method.for_black_boxes
 
     @functools.cached_property
     def memory(self) -> ModelMemory:

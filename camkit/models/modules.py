@@ -61,9 +61,10 @@ class BlackBox(nn.Module):
     Attributes:
         function: the function.
         usual_method: the method that "auto" stands for.
+        explains_any: whether it returns the heat of any class itself.
     """
 
-    usual_method = "occlusion"
+    usual_method, explains_any = "occlusion", False
 
     def __init__(
         self,
@@ -75,14 +76,14 @@ class BlackBox(nn.Module):
         way_out: str = "",
     ) -> None:
         super().__init__()
-        self._reason, self._way_out = reason, way_out
+        self._reason, self.way_out = reason, way_out
         # A module is called, not registered: camkit would look for layers in it.
         self.function = function.__call__ if isinstance(function, nn.Module) else function
         self._batch, self._sigmoid = batch, sigmoid
 
     def lacks(self, instead: str = "") -> str:
         """Return a sentence: why there are neither layers nor gradients, and what to do, for example ``instead``."""
-        ways = ", or ".join(way for way in (self._way_out, instead) if way)
+        ways = ", or ".join(way for way in (self.way_out, instead) if way)
         return f"{self._reason}; {ways}" if ways else self._reason
 
     def forward(self, images: Tensor) -> Any:
@@ -154,7 +155,6 @@ class HeatFile(FileBox):
 
     Attributes:
         places: where the cells of the heat look.
-        explains_any: whether the file explains the classes that it is given, or always the best one.
     """
 
     usual_method = "from-file"
