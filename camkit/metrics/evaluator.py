@@ -12,7 +12,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
 
 import cv2
 import numpy as np
@@ -27,21 +27,12 @@ from camkit.explaining.explanation import Explanation
 from camkit.images.filling import fill_linearly, fill_smoothly
 from camkit.layers.names import find_layers
 from camkit.methods.registry import check_name
+from camkit.models.loaded import Loadable
 from camkit.tables import Rows, Tabular, markdown_table
-from camkit.targets import Target
+from camkit.targets import Target, TargetLike
 from camkit.targets.places import names_cells
 from camkit.targets.scores import describe
-from camkit.types import WHOLE_MODEL, ImageLike
-
-if TYPE_CHECKING:
-    from camkit.models.loaded import Loadable
-    from camkit.targets import TargetLike
-    from camkit.types import TargetLayer
-
-
-Fill: TypeAlias = Callable[[Tensor, Tensor, int], Tensor]
-"""``fill(picture, removed, seed)`` returns a copy of the picture (C, *size) for each mask (M, *size), with new values
-where the mask is True; ``seed`` seeds random values."""
+from camkit.types import WHOLE_MODEL, ImageLike, TargetLayer
 
 BLUR = 0.05
 """Standard deviation of the Gaussian blur as a share of each side: 11 pixels of 224. On 20 photos it leaves SqueezeNet
@@ -118,17 +109,15 @@ def _channel(values: Float[Tensor, " c"], picture: Float[Tensor, "c *size"]) -> 
     return values.reshape(-1, *[1] * (picture.dim() - 1))
 
 
-FILLS: Mapping[str, Fill] = {
+FILLS: Mapping[str, Callable[[Tensor, Tensor, int], Tensor]] = {
     "blur": blur,
     "mean": mean,
     "noise": noise,
     "inpaint": inpaint,
     "linear": linear,
 }
-"""The fills by name: ``fill=`` takes one of them."""
-
-
-ModelLike: TypeAlias = "Explainer | Loadable"
+"""The fills by name: ``fill=`` takes one of them. ``fill(picture, removed, seed)`` returns a copy of the picture
+(C, *size) for each mask (M, *size), with new values where the mask is True; ``seed`` seeds random values."""
 
 STEPS = 20
 """Steps of a curve: 5 % of the picture each. On photos, areas differ from those of 224 steps by less than 0.01."""
@@ -178,7 +167,7 @@ class Evaluator:
 
     def __init__(
         self,
-        model: ModelLike,
+        model: Explainer | Loadable,
         picture: ImageLike,
         target: TargetLike | None = None,
         *,
@@ -286,28 +275,33 @@ class Evaluator:
         Args:
             colour: False leaves out "colour", for which the model runs 16 times.
         """
-        seed = self.seed
+        size, seed = self.size, self.seed
 
         def at_random(picture: Tensor) -> Tensor:
             # With one random map for all pictures, chance would not average out over a folder. The map would also be
             # coherent, since a changed picture would have the same one.
-            return random_map(tuple(picture.shape[1:]), (seed, zlib.crc32(picture.contiguous().numpy().tobytes())))
+            return random_map(size, (seed, zlib.crc32(picture.contiguous().numpy().tobytes())))
 
-        found = {
-            "random": _reference("random", self.picture, at_random),
-            "centre": _reference("centre", self.picture, lambda picture: centred_map(tuple(picture.shape[1:]))),
-        }
+        makers: dict[str, Callable[[Tensor], Tensor]] = {"random": at_random, "centre": lambda _: centred_map(size)}
+        problem = None
         if colour:
-            best, problem = 0, None
+            best = 0
             colours = colours_of(self.picture)
             halves = torch.cat([hot_sets(colour_map(self.picture, each), [0.5]) for each in colours])
             try:
                 best = int((self.without(~halves, "blur") - self.without(halves, "blur")).argmax())
             except UndefinedError as error:  # the model has no score for a changed picture
                 problem = error
-            make = functools.partial(colour_map, colour=colours[best])
-            found["colour"] = replace(_reference("colour", self.picture, make), problem=problem)
-        return found
+            makers["colour"] = functools.partial(colour_map, colour=colours[best])
+        return {
+            name: Heat(
+                make(self.picture),
+                name,
+                remake=lambda pictures, _, make=make: [*map(make, pictures)],  # such maps depend on no model
+                problem=problem if name == "colour" else None,
+            )
+            for name, make in makers.items()
+        }
 
     def heat(self, given: MapLike) -> Heat:
         """Return a map as metrics read it.
@@ -521,9 +515,6 @@ _ROUNDING = 1e-6
 """Cells by which a share times the number of cells may exceed a whole number by rounding."""
 
 
-Remake: TypeAlias = "Callable[[Tensor, nn.Module | None], Sequence[Tensor]]"
-"""``remake(pictures, model)`` makes the maps of pictures (N, C, *size); None is the Evaluator's own model."""
-
 MapLike: TypeAlias = "Explanation | Heat | np.ndarray | Tensor"
 """What is judged: an explanation; or an array of the input's size, or a coarser one that is enlarged bilinearly."""
 
@@ -538,7 +529,8 @@ class Heat:
         name: the name of the method or of the reference map.
         cells: the map on the grid of the layer ``layer``, without negative values; None for a map of no single layer.
         layer: the name of that layer.
-        remake: makes the map for other pictures, and with another model; None if it is not known how.
+        remake: ``remake(pictures, model)`` makes the maps of other pictures (N, C, *size), with another model unless
+            that is None; None if it is not known how.
         problem: why the map cannot be judged; None if it can.
         curves: the curves that were already measured for this map.
     """
@@ -547,7 +539,7 @@ class Heat:
     name: str = "array"
     cells: Float[Tensor, "*grid"] | None = None
     layer: str = ""
-    remake: Remake | None = None
+    remake: Callable[[Tensor, nn.Module | None], Sequence[Tensor]] | None = None
     problem: UndefinedError | None = None
     curves: dict[object, Curve] = field(default_factory=dict, repr=False)
 
@@ -691,15 +683,6 @@ def colour_map(picture: Float[Tensor, "c *size"], colour: Float[Tensor, " c"]) -
     size = tuple(distance.shape)
     cells = cell_means(-distance[None], grid_of(size))[0]
     return _scaled(enlarge((cells - cells.amin())[None], size)[0])
-
-
-def _reference(name: str, picture: Tensor, make: Callable[[Tensor], Tensor]) -> Heat:
-    """Return the reference map of a picture; those of other pictures depend on no model."""
-
-    def remade(pictures: Tensor, _: nn.Module | None) -> Sequence[Tensor]:
-        return [make(other.contiguous()) for other in pictures]
-
-    return Heat(make(picture), name, remake=remade)
 
 
 def _scaled(values: Float[Tensor, "*size"]) -> Float[Tensor, "*size"]:
@@ -938,7 +921,7 @@ class ValueTable(Tabular):
 
 
 def evaluate(
-    model: ModelLike,
+    model: Explainer | Loadable,
     given: MapLike,
     picture: ImageLike,
     metrics: str | Iterable[str] | None = None,
@@ -980,7 +963,7 @@ def evaluate(
 
 
 def references(
-    model: ModelLike, picture: ImageLike, target: TargetLike | None = None, **options: Any
+    model: Explainer | Loadable, picture: ImageLike, target: TargetLike | None = None, **options: Any
 ) -> dict[str, Heat]:
     """Return the maps that every table has for comparison: "random", "centre" and "colour".
 
