@@ -38,8 +38,7 @@ from camkit.errors import CamkitError, InputError, OutputError, optional
 from camkit.explaining.explainer import explain_many
 from camkit.explaining.explanation import Explanation, ScaleLike
 from camkit.images.prepare import prepare, unbatched
-from camkit.inspect import Diagnosis
-from camkit.inspect.diagnosis import prepared_batch
+from camkit.inspect.diagnosis import Diagnosis, prepared_batch
 from camkit.inspect.feature_maps import feature_maps
 from camkit.inspect.layer_statistics import RELUS, LayerPass, TensorStatistics, statistics
 from camkit.layers.names import THE_MODEL, Layers, Selector, find_layers, parameters_by_name
@@ -146,7 +145,16 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
             "labels": labels,
             "spread": "even",  # the weights have changed at each step, and measuring places takes 32 passes
         }
-        self._check_explaining()
+        # What will be explained is checked before the training starts, rather than at the first recorded step
+        find_method(AUTO if method is None else method)
+        if not self._images:
+            raise InputError("a watch needs at least one picture")
+        as_targets(target, as_labels(labels))
+        if target_layer is not None:
+            find_layers(self._model, target_layer)
+        for number, image in enumerate(self._images, start=1):
+            if not isinstance(image, Tensor):
+                prepare(image, preprocess, f"picture {number}")
         self._layers = _is_leaf if layers is None else layers
         find_layers(self._model, self._layers)
         self._scaler = scaler
@@ -161,19 +169,6 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
         if graph:
             self._write_graph()
         self._hook_next_step()
-
-    def _check_explaining(self) -> None:
-        """Check what will be explained before the training starts, rather than at the first recorded step."""
-        options = self._explain_options
-        find_method(AUTO if options["method"] is None else options["method"])
-        if not self._images:
-            raise InputError("a watch needs at least one picture")
-        as_targets(options["target"], as_labels(options["labels"]))
-        if self._layer is not None:
-            find_layers(self._model, self._layer)
-        for number, image in enumerate(self._images, start=1):
-            if not isinstance(image, Tensor):
-                prepare(image, options["preprocess"], f"picture {number}")
 
     def step(self, number: int | None = None) -> None:
         """Count a finished step, and write it if it was recorded.
@@ -564,10 +559,10 @@ def write_diagnosis(found: Diagnosis, writer: SummaryWriter | str | Path, step: 
             add_histogram(events, f"activations/{row.name}", row.activations, step)
             if row.gradients is not None:
                 add_histogram(events, f"gradients/{row.name}", row.gradients, step)
-            if row.parameter_gradient is not None:
-                _add_scalar(events, f"gradient_norm/{row.name}", row.parameter_gradient, step)
+            if row.parameter_gradient is not None and math.isfinite(row.parameter_gradient):
+                events.add_scalar(f"gradient_norm/{row.name}", row.parameter_gradient, step)
             if row.dead is not None and row.channels:
-                _add_scalar(events, f"dead_share/{row.name}", len(row.dead) / row.channels, step)
+                events.add_scalar(f"dead_share/{row.name}", len(row.dead) / row.channels, step)
         add_picture(events, "diagnosis", found.sheet(), step)
         sentences = [*(finding.text for finding in found.findings), *found.remarks]
         text = "\n".join(f"- {sentence}" for sentence in sentences)
@@ -581,8 +576,3 @@ def write_check(result: CheckResult, writer: SummaryWriter | str | Path, step: i
     for ``write_explanation``.
     """
     write_events(result.to_log(), writer, step)
-
-
-def _add_scalar(events: Any, tag: str, value: float, step: int) -> None:
-    if math.isfinite(value):
-        events.add_scalar(tag, value, step)

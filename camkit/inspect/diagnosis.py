@@ -68,23 +68,25 @@ class Diagnosis(Measured, Tabular):
     @property
     def remarks(self) -> tuple[str, ...]:
         """What to know when reading the numbers, although nothing is wrong."""
-        remarks = []
-        if self.loss is None:
-            remarks.append("there are no gradients: the output depends on nothing that can be differentiated")
-        if self.parameters and not self.trained:
-            remarks.append("no parameter requires gradients: the model is set up for use, not for training")
-        if zero := self.zero_weights:
-            listed = ", ".join(map(repr, zero[:3])) + (", ..." if len(zero) > 3 else "")
-            remarks.append(
-                f"the weights of {listed} are all zero, perhaps as initialised, so no gradient passes them yet"
-            )
-        if self.unnormalised:
-            remarks.append(
+        zero = ", ".join(map(repr, self.zero_weights[:3])) + (", ..." if len(self.zero_weights) > 3 else "")
+        remarks = (
+            (self.loss is None, "there are no gradients: the output depends on nothing that can be differentiated"),
+            (
+                self.parameters and not self.trained,
+                "no parameter requires gradients: the model is set up for use, not for training",
+            ),
+            (
+                self.zero_weights,
+                f"the weights of {zero} are all zero, perhaps as initialised, so no gradient passes them yet",
+            ),
+            (
+                self.unnormalised,
                 "batch normalisation has seen too few batches to normalise in evaluation mode, so vanishing and "
                 "exploding gradients are not judged; use "
-                f"{advice('training=True', '--train')} to see the model as it is trained"
-            )
-        return tuple(remarks)
+                f"{advice('training=True', '--train')} to see the model as it is trained",
+            ),
+        )
+        return tuple(remark for applies, remark in remarks if applies)
 
     @property
     def batch_text(self) -> str:
@@ -320,13 +322,8 @@ def score_for(loss: Loss | None, labels: Any, module: nn.Module) -> NamedLoss:
     maps of scores, the mean over their cells too.
 
     Raises:
-        InputError: the loss is not a function, or the labels are not numbers.
+        InputError: the labels are not numbers.
     """
-    if loss is not None and (isinstance(loss, type) or not callable(loss)):
-        raise InputError(
-            "loss must be a function of the output, and of the labels if you pass any, such as torch.nn.MSELoss(), not "
-            f"{loss!r}"
-        )
     if labels is not None and not isinstance(labels, (Tensor, dict)):
         unfit = (
             "labels must be numbers, such as class indices; for others, leave them out and pass loss=, a function of "

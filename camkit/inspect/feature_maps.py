@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from camkit.drawing import overlay
 from camkit.drawing.encode import as_html
 from camkit.drawing.figure import Tile, contact_sheet, percent, resized, scaled_box, sheet, shown_size
-from camkit.drawing.overlay import blend, stretch
 from camkit.drawing.text import GREY, INK, PAPER, Canvas, fitting, wrapped
 from camkit.engine.head import Head, recording
 from camkit.engine.heatmap import enlarge
@@ -273,9 +272,9 @@ class Concepts(OfLayer):
         """Return a picture's maps at the size of the model's input (k, H, W).
 
         Raises:
-            InputError: there is no such picture.
+            IndexError: there is no such picture.
         """
-        row = self._row(picture)
+        row = self.pictures[picture]
         return np.asarray(enlarge(torch.from_numpy(self.maps[picture]), row.maps.size, row.maps.placements[0]).numpy())
 
     def overlay(self, picture: int = 0, *, alpha: float = 0.65) -> Pixels:
@@ -291,10 +290,11 @@ class Concepts(OfLayer):
             The picture, H x W x 3 uint8 RGB; its longer side is at most 480 pixels.
 
         Raises:
-            InputError: there is no such picture, it cannot be drawn, or alpha is out of range.
+            InputError: the picture cannot be drawn, or alpha is out of range.
+            IndexError: there is no such picture.
         """
         overlay.check("overlay", "turbo", alpha)
-        row, heatmaps = self._row(picture), self.heatmaps(picture)
+        row, heatmaps = self.pictures[picture], self.heatmaps(picture)
         if heatmaps.ndim != 3:
             raise InputError(f"only maps with two axes can be drawn, and these have {heatmaps.ndim - 1}; see .maps")
         height, width = heatmaps.shape[1:] if row.picture is None else row.picture.shape[:2]
@@ -302,9 +302,13 @@ class Concepts(OfLayer):
         white = np.full((*size, 3), 255, np.uint8)
         box = Box(0, 0, width, height) if row.box is None else row.box
         box = scaled_box(box, (height, width), size)
-        placed = np.stack([np.nan_to_num(stretch(heatmap, box, size)) for heatmap in heatmaps])
+        placed = np.stack([np.nan_to_num(overlay.stretch(heatmap, box, size)) for heatmap in heatmaps])
         # Without heat, this darkens what the model did not see.
-        shown = white if row.picture is None else blend(resized(row.picture, size), np.zeros((1, 1), np.float32), box)
+        shown = (
+            white
+            if row.picture is None
+            else overlay.blend(resized(row.picture, size), np.zeros((1, 1), np.float32), box)
+        )
         weight = alpha * placed.max(0)[..., None]
         colours = np.array(colours_of(len(heatmaps)), np.float32)[placed.argmax(0)]
         canvas = Canvas(size[1], size[0])
@@ -354,11 +358,6 @@ class Concepts(OfLayer):
             OutputError: the file cannot be written, or its type is unknown.
         """
         return write_picture(path, self.sheet(alpha=alpha))
-
-    def _row(self, picture: int) -> Explanation:
-        if not 0 <= picture < len(self.maps):
-            raise InputError(f"there is no picture {picture}: the first is 0, and the last is {len(self.maps) - 1}")
-        return self.pictures[picture]
 
     def _count(self) -> str:
         return f"{counted(len(self.vectors), 'concept')} in {counted(len(self.maps), 'picture')}"

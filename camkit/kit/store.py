@@ -28,7 +28,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from camkit.errors import OutputError, advice, refuse, refuse_pipe
+from camkit.errors import OutputError, advice, refuse
 from camkit.kit.wording import listed
 from camkit.models.loaded import LoadedModel
 from camkit.types import Preprocess
@@ -190,12 +190,9 @@ class Store:
         if path is None:
             self._in_memory.extend(start)
             return
-        lock = path.with_name(f".{path.stem.lstrip('.')}.lock")
-        for file in (path, lock):
-            refuse_pipe(file, OutputError)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = _locked(lock, path, instead)
+            self._lock = _locked(path, instead)
             if resume and path.exists():
                 self._continue(path, made_with, instead)
             else:
@@ -372,12 +369,13 @@ def _row(line: bytes) -> Row | None:
     return None
 
 
-def _locked(lock: Path, path: Path, instead: str) -> BinaryIO:
-    """Create and lock a file; the system releases the lock when this process ends, however it ends.
+def _locked(path: Path, instead: str) -> BinaryIO:
+    """Create and lock a file beside another; the system releases the lock when this process ends, however it ends.
 
     Raises:
         OutputError: another run holds the lock.
     """
+    lock = path.with_name(f".{path.stem.lstrip('.')}.lock")
     while True:
         file = lock.open("wb")
         if fcntl is None:

@@ -370,7 +370,7 @@ def for_each_picture(
         progress: ``progress(done, of)`` is called after each picture.
 
     Raises:
-        ImageError: there is no picture, or none can be used.
+        InputError: there is no picture, or none can be used.
     """
     used, unreadable = 0, dict[str, str]()
     for done, (number, picture) in enumerate(pictures, start=1):
@@ -387,7 +387,7 @@ def for_each_picture(
         if progress is not None:
             progress(done, len(pictures))
     if not used:
-        raise ImageError(next(iter(unreadable.values()), "the list of pictures is empty"))
+        raise InputError(next(iter(unreadable.values()), "the list of pictures is empty"))
     return unreadable
 
 
