@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from camkit.drawing.encode import as_html, encode
-from camkit.errors import InputError, TargetError, advice, as_error, brief, whole_number
+from camkit.errors import InputError, TargetError, advice, as_error, brief
 from camkit.explaining.explainer import configured_model
 from camkit.explaining.explanation import finite_or_none
-from camkit.images.files import check_folder, set_aside, write_file
+from camkit.images.files import write_file
 from camkit.images.prepare import prepare, source_of, stacked, unbatched
 from camkit.inspect.findings import Finding, findings
 from camkit.inspect.layer_statistics import LayerStatistics, Measured, NamedLoss, measure
@@ -103,6 +103,7 @@ class Diagnosis(Measured, Tabular):
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain JSON values; null for numbers that are not finite."""
         return {
+            "version": 1,  # raised when a field is removed or changes its meaning
             "model": self.model,
             "pictures": self.pictures,
             "training": self.training,
@@ -126,8 +127,8 @@ class Diagnosis(Measured, Tabular):
             OutputError: the file cannot be written, or its type is unknown.
         """
         path = Path(path)
-        in_json = path.suffix == ".json"
-        write_file(path, json.dumps(self.to_dict()).encode() if in_json else encode(self.sheet(), path.suffix))
+        as_json = path.suffix == ".json"
+        write_file(path, f"{json.dumps(self.to_dict())}\n".encode() if as_json else encode(self.sheet(), path.suffix))
         return path
 
     def __repr__(self) -> str:
@@ -227,46 +228,6 @@ def diagnose(
         parameters=sum(parameter.numel() for parameter in parameters),
         trained=trained,
     )
-
-
-def as_json(result: Diagnosis) -> str:
-    """Return a diagnosis as strict JSON in ASCII, which every terminal and pipe can handle."""
-    # The version is raised when a field is removed or changes its meaning
-    return json.dumps({"version": 1, **result.to_dict()}, allow_nan=False)
-
-
-def diagnose_files(
-    model: LoadedModel,
-    pictures: Sequence[Path],
-    out: Path,
-    *,
-    training: bool = False,
-    precision: Precision = "fp32",
-    limit: int = 32,
-) -> Diagnosis:
-    """Diagnose a model on picture files as one batch, and write the reports into a folder.
-
-    The reports of an earlier run are kept as ``before-diagnose.json`` and ``before-diagnose.png``.
-
-    Args:
-        model: a model from ``camkit.load_model``, with ``trainable=True`` to see which parameters are frozen.
-        pictures: picture files.
-        out: the folder for the reports; it is created if it does not exist.
-        training, precision: as for ``camkit.diagnose``.
-        limit: use at most this many pictures, spread evenly over the files.
-
-    Raises:
-        InputError: a picture cannot be read, the model cannot be used, or the folder cannot be written to.
-    """
-    limit = whole_number(limit, "limit", 1)
-    check_folder(out)
-    if len(pictures) > limit:
-        pictures = [pictures[number * len(pictures) // limit] for number in range(limit)]
-    result = diagnose(model, list(pictures), training=training, precision=precision)
-    set_aside(out, REPORTS)
-    write_file(out / "diagnose.json", f"{as_json(result)}\n".encode())
-    write_file(out / "diagnose.png", encode(result.sheet()))
-    return result
 
 
 BatchLike: TypeAlias = "ImageLike | Sequence[ImageLike] | tuple[Any, Any]"

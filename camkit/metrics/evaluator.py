@@ -282,26 +282,24 @@ class Evaluator:
             # coherent, since a changed picture would have the same one.
             return random_map(size, (seed, zlib.crc32(picture.contiguous().numpy().tobytes())))
 
-        makers: dict[str, Callable[[Tensor], Tensor]] = {"random": at_random, "centre": lambda _: centred_map(size)}
-        problem = None
+        def reference(name: str, make: Callable[[Tensor], Tensor], problem: UndefinedError | None = None) -> Heat:
+            # Those of other pictures depend on no model
+            return Heat(make(self.picture), name, remake=lambda pictures, _: [*map(make, pictures)], problem=problem)
+
+        found = {
+            "random": reference("random", at_random),
+            "centre": reference("centre", lambda _: centred_map(size)),
+        }
         if colour:
-            best = 0
+            best, problem = 0, None
             colours = colours_of(self.picture)
             halves = torch.cat([hot_sets(colour_map(self.picture, each), [0.5]) for each in colours])
             try:
                 best = int((self.without(~halves, "blur") - self.without(halves, "blur")).argmax())
             except UndefinedError as error:  # the model has no score for a changed picture
                 problem = error
-            makers["colour"] = functools.partial(colour_map, colour=colours[best])
-        return {
-            name: Heat(
-                make(self.picture),
-                name,
-                remake=lambda pictures, _, make=make: [*map(make, pictures)],  # such maps depend on no model
-                problem=problem if name == "colour" else None,
-            )
-            for name, make in makers.items()
-        }
+            found["colour"] = reference("colour", functools.partial(colour_map, colour=colours[best]), problem)
+        return found
 
     def heat(self, given: MapLike) -> Heat:
         """Return a map as metrics read it.
