@@ -282,14 +282,11 @@ class Evaluator:
             # coherent, since a changed picture would have the same one.
             return random_map(size, (seed, zlib.crc32(picture.contiguous().numpy().tobytes())))
 
-        def reference(name: str, make: Callable[[Tensor], Tensor], problem: UndefinedError | None = None) -> Heat:
+        def reference(make: Callable[[Tensor], Tensor], problem: UndefinedError | None = None) -> Heat:
             # Those of other pictures depend on no model
-            return Heat(make(self.picture), name, remake=lambda pictures, _: [*map(make, pictures)], problem=problem)
+            return Heat(make(self.picture), remake=lambda pictures, _: [*map(make, pictures)], problem=problem)
 
-        found = {
-            "random": reference("random", at_random),
-            "centre": reference("centre", lambda _: centred_map(size)),
-        }
+        found = {"random": reference(at_random), "centre": reference(lambda _: centred_map(size))}
         if colour:
             best, problem = 0, None
             colours = colours_of(self.picture)
@@ -298,7 +295,7 @@ class Evaluator:
                 best = int((self.without(~halves, "blur") - self.without(halves, "blur")).argmax())
             except UndefinedError as error:  # the model has no score for a changed picture
                 problem = error
-            found["colour"] = reference("colour", functools.partial(colour_map, colour=colours[best]), problem)
+            found["colour"] = reference(functools.partial(colour_map, colour=colours[best]), problem)
         return found
 
     def heat(self, given: MapLike) -> Heat:
@@ -524,9 +521,7 @@ class Heat:
     Attributes:
         values: the map at the size of the input, float32 on the CPU. An explanation's heatmap is 0..1; an array may
             have any sign and scale, of which metrics that order cells read the order only.
-        name: the name of the method or of the reference map.
-        cells: the map on the grid of the layer ``layer``, without negative values; None for a map of no single layer.
-        layer: the name of that layer.
+        cells: the map on the grid of its layer, without negative values; None for a map of no single layer.
         remake: ``remake(pictures, model)`` makes the maps of other pictures (N, C, *size), with another model unless
             that is None; None if it is not known how.
         problem: why the map cannot be judged; None if it can.
@@ -534,9 +529,7 @@ class Heat:
     """
 
     values: Float[Tensor, "*size"]
-    name: str = "array"
     cells: Float[Tensor, "*grid"] | None = None
-    layer: str = ""
     remake: Callable[[Tensor, nn.Module | None], Sequence[Tensor]] | None = None
     problem: UndefinedError | None = None
     curves: dict[object, Curve] = field(default_factory=dict, repr=False)
@@ -611,7 +604,7 @@ def _of_explanation(explanation: Explanation, explainer: Explainer, target: Targ
         own = made.choices.but(progress=options["progress"], batch_size=options["batch_size"])
         own = replace(own, target_layer=explanation.layer if method.layer else None)
         remake = functools.partial(_made_again, explainer.choosing(own), made.target or target)
-    return Heat(values, explanation.method, cells, explanation.layer, remake, problem)
+    return Heat(values, cells, remake, problem)
 
 
 def _made_again(explainer: Explainer, target: Target, pictures: Tensor, model: nn.Module | None) -> Sequence[Tensor]:
@@ -788,10 +781,9 @@ def find_metric(name: str) -> Metric:
     Raises:
         InputError: there is none; the message suggests the nearest.
     """
-    if isinstance(name, str) and name in METRICS:
+    if name in METRICS:
         return METRICS[name]
-    hint = did_you_mean(name, METRICS) if isinstance(name, str) else ""
-    raise InputError(f"unknown metric {name!r}{hint or '; choose from ' + ', '.join(METRICS)}")
+    raise InputError(f"unknown metric {name!r}{did_you_mean(name, METRICS) or '; choose from ' + ', '.join(METRICS)}")
 
 
 # --- what metrics return

@@ -34,8 +34,6 @@ from camkit.metrics.evaluator import (
     BLUR,
     FILLS,
     ROAD_NOISE,
-    colour_map,
-    colours_of,
     curve_sets,
     even_shares,
     hot_sets,
@@ -646,15 +644,6 @@ def test_the_reference_maps_are_what_they_are_called() -> None:
     assert torch.allclose(centre, centre.flip(0)) and torch.allclose(centre, centre.mT)
     assert float(maps["colour"].values[6:14, 10:18].mean()) > 0.9
     assert evaluator(maps["colour"], "srg")["srg"].number > evaluator(maps["random"], "srg")["srg"].number
-
-
-def test_a_colour_map_is_1_where_the_colour_is_nearest_and_0_where_it_is_farthest() -> None:
-    picture, red = torch.zeros(3, 28, 28), [1.0, 0.0, 0.0]
-    picture[0, :12, :12] = 1  # a red corner
-    heat = colour_map(picture, torch.tensor(red))
-    assert (float(heat[:8, :8].min()), float(heat[20:, 20:].max())) == (1, 0)
-    assert red in colours_of(picture).tolist()
-    assert [len(colours_of(torch.rand(channels, 4, 4))) for channels in (1, 3)] == [2, 8]
 
 
 def test_a_table_of_a_model_without_scores_for_changed_pictures_has_reasons() -> None:
