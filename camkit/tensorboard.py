@@ -20,7 +20,6 @@ import threading
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -59,7 +58,7 @@ if TYPE_CHECKING:
 __all__ = ["TrainingWatch", "lightning_watch", "write_check", "write_diagnosis", "write_explanation"]
 
 
-class TrainingWatch(AbstractContextManager["TrainingWatch"]):
+class TrainingWatch(contextlib.AbstractContextManager["TrainingWatch"]):
     """Writes what happens inside a network during training: heatmaps, feature maps, activations and gradients.
 
     Call ``step()`` once after each training step, before or after ``optimizer.step()`` and ``zero_grad()``. The first
@@ -98,7 +97,7 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
         graph: whether to write the network's graph.
 
     Raises:
-        InputError: TensorBoard is not installed, an argument is wrong, or the watch is closed.
+        InputError: TensorBoard is not installed, or an argument is wrong.
         ImageError: a picture cannot be read, or needs ``preprocess``.
         LayerError: ``layers`` or ``target_layer`` matches no layer.
         TargetError: the target is an unknown label, or not a target at all.
@@ -158,10 +157,10 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
         self._layers = _is_leaf if layers is None else layers
         find_layers(self._model, self._layers)
         self._scaler = scaler
-        self._warned = self._closed = self._failed = False
-        self._events = ExitStack()
+        self._warned = self._stopped = False
+        self._events = contextlib.ExitStack()
         self._writer = self._events.enter_context(opened(writer))
-        self._hooks: ExitStack | None = None
+        self._hooks: contextlib.ExitStack | None = None
         self._recorded: LayerPass | None = None
         self._drawing = threading.Event()
         self._last_sheet: tuple[int, list[str]] | None = None  # its step, and the class of each picture
@@ -176,10 +175,8 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
         Args:
             number: the step's number in the events; by default, ``step()`` calls are counted from 1.
         """
-        if self._closed:
-            raise InputError("the watch is closed")
         self.steps += 1
-        if self._failed:
+        if self._stopped:
             return
         step = self.steps if number is None else number
         recorded = self._recorded
@@ -190,7 +187,7 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
                 self._write_parameters(step)
         if self._pictures_every and (self.steps - 1) % self._pictures_every == 0:
             self.pictures(step)
-        if self.steps % self._every == 0 and not self._failed:
+        if self.steps % self._every == 0 and not self._stopped:
             self._hook_next_step()
 
     def pictures(self, number: int | None = None) -> None:
@@ -198,9 +195,7 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
 
         If they cannot be drawn, a text in the events and one warning say why.
         """
-        if self._closed:
-            raise InputError("the watch is closed")
-        if self._failed:
+        if self._stopped:
             return
         step, reason = self.steps if number is None else number, ""
         drawn: dict[str, Pixels] = {}
@@ -221,11 +216,11 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
             self._warned = True
 
     def close(self) -> None:
-        """Remove the hooks, and close the event file if this watch opened it."""
+        """Remove the hooks, and close the event file if this watch opened it; later steps are not recorded."""
         self._remove_hooks()
-        self._closed = True
         with self._writing():
             self._events.close()
+        self._stopped = True
 
     def __exit__(self, *_: object) -> None:
         """Close the watch."""
@@ -266,8 +261,8 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
                 yield
         except OutputError as error:
             self._remove_hooks()
-            if not self._failed:
-                self._failed = True
+            if not self._stopped:
+                self._stopped = True
                 warnings.warn(f"{error}; the training goes on unwatched", stacklevel=4)
 
     def _hook_next_step(self) -> None:
@@ -279,7 +274,7 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
                 method(module)
 
         self._training = self._model.training
-        with ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
             stack.enter_context(eagerly())
             stack.enter_context(starts(self._model.modules(), note))
             self._hooks = stack.pop_all()
@@ -388,7 +383,7 @@ def _parameter_gradients(model: nn.Module) -> Iterator[dict[str, TensorStatistic
         if parameter.grad is not None:
             gradients.update(dict.fromkeys(names[cast("nn.Parameter", parameter)], _statistics_or_none(parameter.grad)))
 
-    with ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         for parameter in names:
             if parameter.requires_grad and not is_lazy(parameter):
                 stack.callback(parameter.register_post_accumulate_grad_hook(keep).remove)

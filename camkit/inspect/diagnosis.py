@@ -6,14 +6,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, cast, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
-from torch.nn import functional
 
 from camkit.drawing.encode import as_html, encode
 from camkit.errors import InputError, TargetError, advice, as_error, brief
@@ -153,8 +152,8 @@ class Diagnosis(Measured, Tabular):
 
 def diagnose(
     model: Loadable | None,
-    batch: BatchLike,
-    loss: Loss | None = None,
+    batch: ImageLike | Sequence[ImageLike] | tuple[Any, Any],
+    loss: Callable[..., Tensor] | None = None,
     *,
     training: bool | None = None,
     precision: Precision | None = None,
@@ -230,14 +229,7 @@ def diagnose(
     )
 
 
-BatchLike: TypeAlias = "ImageLike | Sequence[ImageLike] | tuple[Any, Any]"
-"""Pictures in any form that ``explain`` accepts, or a pair of such a batch and its labels."""
-
-Loss: TypeAlias = Callable[..., Tensor]
-"""``loss(output)``, or ``loss(output, labels)`` if there are labels; returns one number."""
-
-
-def split_labels(batch: BatchLike, rank: int) -> tuple[Any, Any]:
+def split_labels(batch: Any, rank: int) -> tuple[Any, Any]:
     """Return a batch's pictures and its labels, None if it has none.
 
     A batch with labels is a pair, as a data loader gives it: first a whole batch, either a tensor (N, C, H, W) or a
@@ -276,7 +268,7 @@ def prepared_batch(pictures: Any, model: LoadedModel) -> Float[Tensor, "n c *siz
     return batch.to(device_of(model.module), dtype_of(model.module))
 
 
-def score_for(loss: Loss | None, labels: Any, module: nn.Module) -> NamedLoss:
+def score_for(loss: Callable[..., Tensor] | None, labels: Any, module: nn.Module) -> NamedLoss:
     """Return the function that turns the model's output into one number and its name.
 
     Without a loss, that is the usual loss if there are labels, and otherwise the mean of the best class's score; for
@@ -342,14 +334,14 @@ def usual_loss(output: Any, labels: Any) -> tuple[Tensor, str]:
         classes = labels[labels != _IGNORED]
         wrong = classes[(classes < 0) | (classes >= logits.shape[1])]
         if len(classes) and not len(wrong):
-            return functional.cross_entropy(logits, labels.long()), "cross entropy"
+            return nn.functional.cross_entropy(logits, labels.long()), "cross entropy"
         values = f" (one is class {int(wrong[0])})" if len(wrong) else f" (all are {_IGNORED}, so they are ignored)"
     elif labels.shape == logits.shape and bool(rows_that_sum_to(1, labels.float().movedim(1, -1).flatten(0, -2)).all()):
-        return functional.cross_entropy(logits, labels.float()), "cross entropy"
+        return nn.functional.cross_entropy(logits, labels.float()), "cross entropy"
     if labels.shape == logits.shape:
         labels = labels.to(logits.dtype)
         if bool(((labels >= 0) & (labels <= 1)).all()):
-            return functional.binary_cross_entropy_with_logits(logits, labels), "binary cross entropy"
+            return nn.functional.binary_cross_entropy_with_logits(logits, labels), "binary cross entropy"
         values = f" (they range from {float(labels.min()):g} to {float(labels.max()):g})"
     example = ", such as torch.nn.MSELoss()" if labels.is_floating_point() else ""
     raise TargetError(

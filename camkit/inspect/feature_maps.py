@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from camkit.drawing.text import GREY, INK, PAPER, Canvas, fitting, wrapped
 from camkit.engine.head import Head, recording
 from camkit.engine.heatmap import enlarge
 from camkit.engine.passes import Pass
-from camkit.errors import ImageError, InputError, LayerError, MethodError, TargetError, advice, optional, whole_number
+from camkit.errors import InputError, LayerError, MethodError, TargetError, advice, optional, whole_number
 from camkit.explaining.explainer import Explainer
 from camkit.explaining.explanation import Explanation
 from camkit.images.files import write_picture
@@ -81,12 +81,7 @@ class FeatureMaps(OfLayer):
 
         Returns:
             A picture, height x width x 3, uint8 RGB.
-
-        Raises:
-            InputError: an unknown scale.
         """
-        if scale not in get_args(MapScale):
-            raise InputError(f"scale must be {' or '.join(map(repr, get_args(MapScale)))}, not {scale!r}")
         maps = np.nan_to_num(self.maps, nan=0.0, posinf=0.0, neginf=0.0)
         peaks = np.abs(maps).max(axis=(1, 2), initial=0.0)
         limits = peaks if scale == "each" else np.full_like(peaks, peaks.max(initial=0.0))
@@ -432,8 +427,7 @@ def factorise(
     loaded = as_model(model, preprocess=preprocess, labels=labels, device=device)
     given = images if isinstance(images, (list, tuple)) else [images]
     pictures = list(unbatched(cast("Sequence[ImageLike]", given), spatial_rank(loaded.module)))
-    if not pictures:
-        raise ImageError("there is no picture to factorise; pass at least one")
+    image = prepared_batch(pictures[:1], loaded)
     explained, maps, layer = maps_of_one_layer(loaded, pictures, target_layer, batch_size)
     # The non-negative feature vectors of all cells of all pictures.
     cells = torch.cat([of_picture.float().flatten(1).mT for of_picture in maps]).relu()
@@ -446,7 +440,6 @@ def factorise(
     if not bool(cells.isfinite().all()):
         raise LayerError(f"the feature maps of layer {str(layer)!r} hold NaN or infinite values")
     strengths, vectors = factorise_cells(cells, concepts)
-    image = prepared_batch(pictures[:1], loaded)
     chances = class_probabilities(loaded.module, layer, image, vectors, loaded.activation)
     if chances is not None and loaded.labels is not None and len(loaded.labels) != chances.shape[1]:
         raise InputError(f"{len(loaded.labels)} labels were given, but the model has {chances.shape[1]} classes")

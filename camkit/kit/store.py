@@ -15,7 +15,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from io import FileIO
@@ -281,7 +280,7 @@ class Store:
         self._file = self._lock = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class PictureRow:
     """What one part of a check found out about a picture, by the picture's name."""
 

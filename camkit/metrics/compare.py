@@ -14,7 +14,6 @@ import torch
 
 from camkit.drawing import figure
 from camkit.drawing.encode import as_html, encode
-from camkit.drawing.figure import Tile, percent
 from camkit.drawing.text import AMBER, GREY, Canvas, wrapped
 from camkit.errors import ImageError, InputError, LayerError, MethodError, OutputError, TargetError
 from camkit.explaining.explainer import Explainer
@@ -181,18 +180,18 @@ class ComparedPicture:
         ]
         return f"{'; '.join(parts)}."
 
-    def tiles(self, colormap: str, alpha: float, opacity: Opacity) -> list[Tile]:
+    def tiles(self, colormap: str, alpha: float, opacity: Opacity) -> list[figure.Tile]:
         """Return the picture and its maps as a sheet shows them."""
-        tiles = [Tile(self.first.overlay(style="overlay", alpha=0.0, scale="each"), "the picture")]
+        tiles = [figure.Tile(self.first.overlay(style="overlay", alpha=0.0, scale="each"), "the picture")]
         for compared in self.maps:
             if compared.explanation is not None and not compared.same_as:
                 pixels = compared.explanation.overlay(colormap=colormap, alpha=alpha, opacity=opacity, scale="each")
-                tiles.append(Tile(pixels, compared.title, compared.words, GREY))
+                tiles.append(figure.Tile(pixels, compared.title, compared.words, GREY))
                 continue
             canvas, words = Canvas(_SIDE, _SIDE), compared.reason or f"the same as {compared.same_as}"
             for number, line in enumerate(wrapped(words, _SIDE, _LETTERS, _MOST_LINES), start=1):
                 canvas.text(0, number * 1.3 * _LETTERS, line, size=_LETTERS, colour=AMBER)
-            tiles.append(Tile(canvas.pixels(), compared.title))
+            tiles.append(figure.Tile(canvas.pixels(), compared.title))
         return tiles
 
 
@@ -505,4 +504,4 @@ def value_words(value: Value) -> str:
 
 
 def _with_percent(label: str, probability: float | None) -> str:
-    return label if probability is None else f"{label}: {percent(probability)}"
+    return label if probability is None else f"{label}: {figure.percent(probability)}"

@@ -12,7 +12,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import cv2
 import numpy as np
@@ -31,7 +31,6 @@ from camkit.models.loaded import Loadable
 from camkit.tables import Rows, Tabular, markdown_table
 from camkit.targets import Target, TargetLike
 from camkit.targets.places import names_cells
-from camkit.targets.scores import describe
 from camkit.types import WHOLE_MODEL, ImageLike, TargetLayer
 
 BLUR = 0.05
@@ -339,13 +338,10 @@ class Evaluator:
         try:
             if heat.problem is not None:
                 raise heat.problem
-            measured = metric.measure(self, heat)
+            measured: Any = metric.measure(self, heat)
         except UndefinedError as error:
             return Value(metric.name, None, error.status, str(error), fill)
-        try:
-            number = float(measured.detach() if isinstance(measured, Tensor) else measured)
-        except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # NumPy and PyTorch raise several
-            raise InputError(f"metric {metric.name!r} must return a number, not {describe(measured)}") from error
+        number = float(measured.detach() if isinstance(measured, Tensor) else measured)
         if not math.isfinite(number):
             return Value(metric.name, None, "non_finite", f"{metric.title} is {number} for this map", fill)
         return Value(metric.name, number, fill=fill)
@@ -752,7 +748,7 @@ def register_metric(
         replace: allow a name that is taken, for example when a notebook cell runs again.
 
     Raises:
-        InputError: the name is taken or has other characters, or ``better`` or ``space`` is unknown.
+        InputError: the name is taken or has other characters.
 
     Examples:
         >>> from camkit import metrics
@@ -762,9 +758,6 @@ def register_metric(
         >>> del metrics.METRICS["peak-share"]  # forgets it again
     """
     check_name(name, "metric", InputError, taken=name in METRICS and not replace)
-    for argument, value, kind in (("better", better, Better), ("space", space, Space)):
-        if value not in get_args(kind):
-            raise InputError(f"metric {name!r}: {argument} must be one of {', '.join(get_args(kind))}, not {value!r}")
 
     def add(function: Measure) -> Measure:
         METRICS[name] = Metric(

@@ -159,7 +159,7 @@ def test_the_shell_draws_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     ("options", "kind", "words"),
     [
         ({"concepts": 4}, InputError, "4 concepts are too many: layer 'layer' has 3 channels, and 384 cells"),
-        ({"images": []}, ImageError, "there is no picture to factorise"),
+        ({"images": []}, InputError, "the batch is empty; pass at least one picture"),
         ({"images": "nowhere.png"}, ImageError, "nowhere.png"),
         ({"target_layer": "lay"}, LayerError, "did you mean 'layer'"),
         ({"labels": ["a", "b", "c", "d"]}, InputError, "4 labels were given, but the model has 3 classes"),
