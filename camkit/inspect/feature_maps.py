@@ -437,8 +437,6 @@ def factorise(
             f"{concepts} concepts are too many: layer {str(layer)!r} has {cells.shape[1]} channels, and "
             f"{cells.shape[0]} cells in all pictures, so at most {most} can be told apart"
         )
-    if not bool(cells.isfinite().all()):
-        raise LayerError(f"the feature maps of layer {str(layer)!r} hold NaN or infinite values")
     strengths, vectors = factorise_cells(cells, concepts)
     chances = class_probabilities(loaded.module, layer, image, vectors, loaded.activation)
     if chances is not None and loaded.labels is not None and len(loaded.labels) != chances.shape[1]:

@@ -188,7 +188,7 @@ class Evaluator:
         self.fill, self.steps, self.layer, self.seed = fill, steps, layer, seed
         self.region: Bool[Tensor, "*size"] | None = None
         if region is not None:
-            numbers = real_values(region, "the region is an array")
+            numbers = _numbers(region)
             if tuple(numbers.shape) != self.size:
                 raise InputError(
                     f"the region has shape {tuple(numbers.shape)}; it must have the size of the model's input, "
@@ -304,7 +304,7 @@ class Evaluator:
             given: as for one map.
 
         Raises:
-            InputError: the map is not one of this picture and target, or no map of real numbers.
+            InputError: the map is not one of this picture and target.
         """
         wanted = "x".join(map(str, self.size))
         if isinstance(given, Explanation):
@@ -315,7 +315,7 @@ class Evaluator:
                 )
             given = _of_explanation(given, self.explainer, self.target)
         elif not isinstance(given, Heat):
-            values = real_values(given, "a map is an explanation or an array")
+            values = _numbers(given)
             if values.dim() != len(self.size) or not values.numel():
                 raise InputError(
                     f"the map has shape {tuple(values.shape)}, and the model's input has size {wanted}; pass a map "
@@ -567,21 +567,10 @@ class Heat:
         return [made.detach().to("cpu", torch.float32) for made in self.remake(pictures, model)]
 
 
-def real_values(given: object, what: str) -> Float[Tensor, "..."]:
-    """Return an array as float32 on the CPU.
-
-    Args:
-        given: the array.
-        what: what it must be, as the first words of the error.
-
-    Raises:
-        InputError: it is no array of real numbers.
-    """
-    if isinstance(given, np.ndarray) and given.dtype.kind in "biuf":
-        return torch.from_numpy(np.array(given, np.float32))  # a copy: PyTorch takes no mirrored or big-endian array
-    if isinstance(given, Tensor) and not given.is_complex():
+def _numbers(given: np.ndarray | Tensor) -> Float[Tensor, "..."]:
+    if isinstance(given, Tensor):
         return given.detach().to("cpu", torch.float32)
-    raise InputError(f"{what} of real numbers, not of {getattr(given, 'dtype', type(given).__name__)}")
+    return torch.from_numpy(np.array(given, np.float32))  # a copy: PyTorch takes no mirrored or big-endian array
 
 
 def _of_explanation(explanation: Explanation, explainer: Explainer, target: Target) -> Heat:
