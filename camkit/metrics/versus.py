@@ -222,8 +222,8 @@ def compare_models(
             row,
             key=lambda row: (not row["answers_differ"], 2 if row["heat_in_common"] is None else row["heat_in_common"]),
         )
-        for less_different in rows[most:]:
-            heats.pop(less_different["picture"], None)
+        for less_different in heats.keys() - {row["picture"] for row in rows[:most]}:
+            del heats[less_different]
 
     numbered = enumerate(pictures if isinstance(pictures, (list, tuple)) else [pictures], start=1)
     unreadable = for_each_picture([*numbered], add, progress)
