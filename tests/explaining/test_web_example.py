@@ -1,0 +1,140 @@
+"""The examples that show an exported file without PyTorch: a web page in Chromium, a script with onnxruntime alone."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn import functional
+from torchvision.transforms import v2
+
+import camkit
+from camkit.explaining.export import export
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.extended
+onnx = pytest.importorskip("onnx")
+
+Opened: TypeAlias = Callable[..., "Page"]
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SCENES = camkit.scenes.scene_paths()
+WIDE = v2.Compose([v2.ToImage(), v2.Resize((96, 160)), v2.ToDtype(torch.float32, scale=True)])
+"""Resizes the whole picture, as camkit does for models whose input is not square."""
+
+TOLERANCE = 2e-3
+"""How far heat from 0 to 1 may differ if a photo is resized: pixels are decoded and rounded to 8 bits by other code.
+This made up to 0.0008 for a JPEG photo that is turned, resized and cropped."""
+
+
+@pytest.fixture(scope="module")
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if "ONNXRUNTIME_WEB" in os.environ:
+        return Path(os.environ["ONNXRUNTIME_WEB"])
+    npm, folder = shutil.which("npm"), tmp_path_factory.mktemp("npm")
+    if npm is None:
+        pytest.skip("needs npm, or the folder of onnxruntime-web in ONNXRUNTIME_WEB")
+    call = [npm, "install", "--ignore-scripts", "--prefix", str(folder), "onnxruntime-web@1.30.0"]
+    done = subprocess.run(call, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"npm cannot fetch onnxruntime-web: {done.stderr[-300:]}")
+    return folder / "node_modules/onnxruntime-web"
+
+
+@pytest.fixture
+def opened(browser: Browser, runtime: Path, tmp_path: Path) -> Iterator[Opened]:
+    """Return a function that makes a file's page, opens it without a network, and gives it a picture."""
+    context = browser.new_context(offline=True)
+    page, requests, errors = context.new_page(), [], []
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+
+    def shown(file: Path, picture: Path, *extra: str) -> Page:
+        call = [EXAMPLES / "web/make_page.py", file, runtime, tmp_path / "page.html", *extra]
+        subprocess.run([sys.executable, *map(str, call)], check=True, stdout=subprocess.DEVNULL)
+        page.goto((tmp_path / "page.html").as_uri())
+        page.wait_for_selector("#file:enabled", state="attached")
+        page.set_input_files("#file", picture)
+        page.wait_for_selector("#panel")
+        return page
+
+    yield shown
+    context.close()
+    assert [url.partition(":")[0] for url in requests] == ["file"]
+    assert errors == []
+
+
+def heat_in(page: Page) -> np.ndarray:
+    return np.array(page.evaluate("window.result.heat"))
+
+
+def test_the_page_shows_what_camkit_shows_of_a_photo(opened: Opened, tmp_path: Path) -> None:
+    export("demo-biased", tmp_path / "heat.onnx", target="input", normalise=True)
+    lying, exif = Image.open(SCENES["car-sea"]).resize((432, 701)).rotate(90, expand=True), Image.Exif()
+    exif[0x0112] = 6  # it is to be turned by 90 degrees
+    lying.save(tmp_path / "photo.jpg", exif=exif, quality=95)
+    explainer = camkit.Explainer("demo-biased")
+    own = explainer(tmp_path / "photo.jpg")
+    page = opened(tmp_path / "heat.onnx", tmp_path / "photo.jpg", str(SCENES["plane-sky"]))
+    assert page.locator("#answer span").text_content() == own.label == "ship"
+    assert page.locator("#answer small").text_content() == f"{own.probability:.1%}"
+    assert page.locator("#top li").count() == 3
+    assert page.evaluate("[photo, heat].map(each => each.height / each.width)") == [701 / 432] * 2
+    assert np.abs(heat_in(page) - own.heatmap.ravel()).max() < TOLERANCE
+    assert "gradcam at features" in page.inner_text("#about")
+
+    page.select_option("#class", label="car")
+    page.get_by_text("the evidence for “car”").wait_for()
+    own = explainer(tmp_path / "photo.jpg", target="car")
+    assert np.abs(heat_in(page) - own.heatmap.ravel()).max() < TOLERANCE
+    page.click("#photos button")  # the class is the best one again
+    page.get_by_text("the evidence for “plane”").wait_for()
+    assert np.abs(heat_in(page) - explainer(SCENES["plane-sky"]).heatmap.ravel()).max() < TOLERANCE
+    page.select_option("#class", label="ship")
+    page.get_by_text("no positive evidence for “ship”, so nothing is coloured").wait_for()
+    assert not heat_in(page).any()
+    page.set_input_files("#file", tmp_path / "heat.onnx")
+    page.get_by_text("This browser cannot read heat.onnx").wait_for()
+
+
+@pytest.mark.parametrize("kind", ["as exported", "evenly spread", "wide"])
+def test_a_picture_of_the_input_s_size_needs_no_resizing(
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    file, size = tmp_path / "heat.onnx", (160, 96) if kind == "wide" else (128, 128)
+    picture, drawn = tmp_path / "picture.png", tmp_path / "drawn.png"
+    Image.open(SCENES["car-sea"]).resize(size).save(picture)
+    model = camkit.load_model("demo-biased", device="cpu").module if kind == "wide" else "demo-biased"
+    options = {"preprocess": WIDE} if kind == "wide" else {}
+    export(model, file, normalise=kind == "as exported", img=picture, **options)
+    own = camkit.explain(model, picture, **options)
+    expected = own.heatmap
+    if kind == "evenly spread":
+        changed = onnx.load(file)
+        next(each for each in changed.metadata_props if each.key == "places").value = "[]"
+        onnx.save(changed, file)
+        raw = torch.from_numpy(own.raw)[None, None].relu()
+        expected = functional.interpolate(raw, size[::-1], mode="bilinear")[0, 0].numpy()
+        expected = expected / expected.max()
+    page = opened(file, picture)
+    assert page.evaluate("window.result.class") == own.target
+    assert np.abs(heat_in(page) - expected.ravel()).max() < 1e-4
+
+    monkeypatch.setattr(sys, "argv", ["heat_without_camkit.py", str(file), str(picture), str(drawn)])
+    for heavy in ("camkit", "torch"):  # the script cannot import them
+        monkeypatch.setitem(sys.modules, heavy, None)
+    script = runpy.run_path(str(EXAMPLES / "heat_without_camkit.py"))
+    assert np.abs(script["heat"] - expected).max() < 1e-4
+    if kind != "evenly spread":  # the script's colours are nine steps of camkit's
+        assert np.abs(np.asarray(Image.open(drawn), float) - own.overlay()).mean() < 4
