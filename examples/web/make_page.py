@@ -21,6 +21,7 @@ import numpy as np
 import onnxruntime
 
 HERE = Path(__file__).parent
+CROP = "what the model sees of a photo's shorter side: 0.875 if 256 pixels are cropped to 224; default: 1"
 
 
 def text(data: bytes) -> str:
@@ -40,7 +41,7 @@ def main() -> None:
     parser.add_argument("runtime", type=Path, help="the folder of the package onnxruntime-web")
     parser.add_argument("page", type=Path, help="the HTML file to write")
     parser.add_argument("photos", type=Path, nargs="*", help="pictures that the page offers to try")
-    parser.add_argument("--crop", type=float, default=1.0, help="the model's share of the shorter side; default: 1")
+    parser.add_argument("--crop", type=float, default=1.0, help=CROP)
     given = parser.parse_args()
     session = onnxruntime.InferenceSession(given.model, providers=["CPUExecutionProvider"])
     turbo = cv2.applyColorMap(np.arange(256, dtype=np.uint8), cv2.COLORMAP_TURBO)[..., ::-1]
@@ -56,8 +57,8 @@ def main() -> None:
         "wasm": packed(given.runtime / "dist/ort-wasm-simd-threaded.wasm"),
         "model": packed(given.model),
     }
-    page = (HERE / "page.html").read_text()
-    given.page.write_text(page.replace("CONTENTS", json.dumps(contents).replace("<", "\\u003c")))
+    page = (HERE / "page.html").read_text(encoding="utf-8")
+    given.page.write_text(page.replace("CONTENTS", json.dumps(contents).replace("<", "\\u003c")), encoding="utf-8")
     print(f"{given.page}: {given.page.stat().st_size / 1e6:.1f} MB")
 
 
