@@ -35,8 +35,8 @@ WIDE = v2.Compose([v2.ToImage(), v2.Resize((96, 160)), v2.ToDtype(torch.float32,
 """Resizes the whole picture, as camkit does for models whose input is not square."""
 
 TOLERANCE = 2e-3
-"""How far heat from 0 to 1 may differ if a photo is resized: the page resizes as Pillow does, and the demo network's
-own preprocessing as PyTorch does, with coarser weights. Some pixels differ by 1 of 255, and the heat by up to 0.0006."""
+"""How far heat from 0 to 1 may differ if a photo is resized: the page resizes as Pillow does, the demo network's own
+preprocessing as PyTorch does, with coarser weights. Some pixels differ by 1 of 255, and the heat by up to 0.0006."""
 
 
 @pytest.fixture(scope="module")
