@@ -1,7 +1,7 @@
 """Writes one HTML file that shows a classifier's heat in a browser, without a server or a network.
 
     pip install 'camkit[onnx]'
-    camkit export --model resnet50 --normalise --out with_heat.onnx
+    camkit export --model resnet50 --target input --normalise --out with_heat.onnx
     npm install onnxruntime-web
     python examples/web/make_page.py with_heat.onnx node_modules/onnxruntime-web heat.html
 
@@ -21,7 +21,6 @@ import numpy as np
 import onnxruntime
 
 HERE = Path(__file__).parent
-CROP = "what the model sees of a photo's shorter side: 0.875 if 256 pixels are cropped to 224; default: 1"
 
 
 def text(data: bytes) -> str:
@@ -41,7 +40,6 @@ def main() -> None:
     parser.add_argument("runtime", type=Path, help="the folder of the package onnxruntime-web")
     parser.add_argument("page", type=Path, help="the HTML file to write")
     parser.add_argument("photos", type=Path, nargs="*", help="pictures that the page offers to try")
-    parser.add_argument("--crop", type=float, default=1.0, help=CROP)
     given = parser.parse_args()
     session = onnxruntime.InferenceSession(given.model, providers=["CPUExecutionProvider"])
     turbo = cv2.applyColorMap(np.arange(256, dtype=np.uint8), cv2.COLORMAP_TURBO)[..., ::-1]
@@ -49,7 +47,6 @@ def main() -> None:
         "file": given.model.name,
         "facts": session.get_modelmeta().custom_metadata_map,
         "takesTarget": len(session.get_inputs()) == 2,
-        "crop": given.crop,
         "colours": turbo.ravel().tolist(),
         "photos": [{"name": path.stem, "data": text(path.read_bytes())} for path in given.photos],
         "version": json.loads((given.runtime / "package.json").read_text())["version"],

@@ -20,7 +20,6 @@ from torch.nn import functional
 from torchvision.transforms import v2
 
 import camkit
-from camkit.explaining.export import export
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -76,18 +75,23 @@ def opened(browser: Browser, runtime: Path, tmp_path: Path) -> Iterator[Opened]:
     assert errors == []
 
 
+def tall_photo(folder: Path) -> Path:
+    """Write a photo that lies on its side and says so: upright, it is 432 pixels wide and 701 high."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.open(SCENES["car-sea"]).resize((432, 701)).rotate(90, expand=True).save(folder / "photo.jpg", exif=exif)
+    return folder / "photo.jpg"
+
+
 def heat_in(page: Page) -> np.ndarray:
     return np.array(page.evaluate("window.result.heat"))
 
 
 def test_the_page_shows_what_camkit_shows_of_a_photo(opened: Opened, tmp_path: Path) -> None:
-    export("demo-biased", tmp_path / "heat.onnx", target="input", normalise=True)
-    lying, exif = Image.open(SCENES["car-sea"]).resize((432, 701)).rotate(90, expand=True), Image.Exif()
-    exif[0x0112] = 6  # it is to be turned by 90 degrees
-    lying.save(tmp_path / "photo.jpg", exif=exif, quality=95)
-    explainer = camkit.Explainer("demo-biased")
-    own = explainer(tmp_path / "photo.jpg")
-    page = opened(tmp_path / "heat.onnx", tmp_path / "photo.jpg", str(SCENES["plane-sky"]))
+    camkit.export("demo-biased", tmp_path / "heat.onnx", target="input", normalise=True)
+    photo, explainer = tall_photo(tmp_path), camkit.Explainer("demo-biased")
+    own = explainer(photo)
+    page = opened(tmp_path / "heat.onnx", photo, str(SCENES["plane-sky"]))
     assert page.locator("#answer span").text_content() == own.label == "ship"
     assert page.locator("#answer small").text_content() == f"{own.probability:.1%}"
     assert page.locator("#top li").count() == 3
@@ -97,7 +101,7 @@ def test_the_page_shows_what_camkit_shows_of_a_photo(opened: Opened, tmp_path: P
 
     page.select_option("#class", label="car")
     page.get_by_text("the evidence for “car”").wait_for()
-    own = explainer(tmp_path / "photo.jpg", target="car")
+    own = explainer(photo, target="car")
     assert np.abs(heat_in(page) - own.heatmap.ravel()).max() < TOLERANCE
     page.click("#photos button")  # the class is the best one again
     page.get_by_text("the evidence for “plane”").wait_for()
@@ -110,49 +114,53 @@ def test_the_page_shows_what_camkit_shows_of_a_photo(opened: Opened, tmp_path: P
 
 
 @dataclass
-class Fitting:
-    """A file, a picture that needs no resizing, and camkit's explanation and heat."""
+class Case:
+    """A file, a picture, camkit's explanation and its heat, and how far another program's heat may be from that."""
 
     file: Path
     picture: Path
     own: camkit.Explanation
     heat: np.ndarray
+    tolerance: float = 1e-4
 
 
-@pytest.fixture(scope="module", params=["normalised", "evenly spread", "wide"])
-def fitting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Fitting:
-    folder, kind = tmp_path_factory.mktemp("fitting"), request.param
+@pytest.fixture(scope="module", params=["normalised", "evenly spread", "wide", "photo"])
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """Return a case; the pictures have the input's size, except for the photo."""
+    folder, kind = tmp_path_factory.mktemp("case"), request.param
     file, picture, size = folder / "heat.onnx", folder / "picture.png", (160, 96) if kind == "wide" else (128, 128)
     Image.open(SCENES["car-sea"]).resize(size).save(picture)
+    if kind == "photo":
+        picture = tall_photo(folder)
     model = camkit.load_model("demo-biased", device="cpu").module if kind == "wide" else "demo-biased"
     options = {"preprocess": WIDE} if kind == "wide" else {}
-    export(model, file, normalise=kind == "normalised", img=picture, **options)
+    camkit.export(model, file, normalise=kind == "normalised", img=picture, **options)
     own = camkit.explain(model, picture, **options)
     if kind != "evenly spread":
-        return Fitting(file, picture, own, own.heatmap)
+        return Case(file, picture, own, own.heatmap, TOLERANCE if kind == "photo" else 1e-4)
     changed = onnx.load(file)
     next(each for each in changed.metadata_props if each.key == "places").value = "[]"
     onnx.save(changed, file)
     cells = torch.from_numpy(own.raw)[None, None].relu()
     heat = functional.interpolate(cells, size[::-1], mode="bilinear")[0, 0].numpy()
-    return Fitting(file, picture, own, heat / heat.max())
+    return Case(file, picture, own, heat / heat.max())
 
 
-def test_the_page_is_exact_if_nothing_is_resized(opened: Opened, fitting: Fitting) -> None:
-    page = opened(fitting.file, fitting.picture)
-    assert page.evaluate("window.result.class") == fitting.own.target
-    assert np.abs(heat_in(page) - fitting.heat.ravel()).max() < 1e-4
+def test_the_page_computes_what_camkit_computes(opened: Opened, case: Case) -> None:
+    page = opened(case.file, case.picture)
+    assert page.evaluate("window.result.class") == case.own.target
+    assert np.abs(heat_in(page) - case.heat.ravel()).max() < case.tolerance
 
 
 def test_thirty_lines_draw_the_heat_without_camkit(
-    fitting: Fitting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script, drawn = EXAMPLES / "heat_without_camkit.py", tmp_path / "drawn.png"
     assert len(script.read_text().splitlines()) <= 30
-    monkeypatch.setattr(sys, "argv", [script.name, str(fitting.file), str(fitting.picture), str(drawn)])
+    monkeypatch.setattr(sys, "argv", [script.name, str(case.file), str(case.picture), str(drawn)])
     for absent in ("camkit", "torch"):
         monkeypatch.setitem(sys.modules, absent, None)
-    assert np.abs(runpy.run_path(str(script))["heat"] - fitting.heat).max() < 1e-4
-    assert capsys.readouterr().out == f"{fitting.own.label or fitting.own.target}: {fitting.own.probability:.1%}\n"
-    if fitting.heat is fitting.own.heatmap:  # the script has nine of camkit's 256 colours
-        assert np.abs(np.asarray(Image.open(drawn), float) - fitting.own.overlay()).mean() < 4
+    assert np.abs(runpy.run_path(str(script))["heat"] - case.heat).max() < case.tolerance
+    assert capsys.readouterr().out == f"{case.own.label or case.own.target}: {case.own.probability:.1%}\n"
+    if case.tolerance < TOLERANCE and case.heat is case.own.heatmap:  # the script has nine of camkit's 256 colours
+        assert np.abs(np.asarray(Image.open(drawn), float) - case.own.overlay()).mean() < 4
