@@ -240,17 +240,30 @@ class Target(ABC):
 
 @dataclass(frozen=True, eq=False)
 class OfClasses(Target):
-    """A target on the scores of classes.
+    """A target on the scores of classes, which may be labels until ``bind`` looks them up.
 
     Attributes:
         activation: what turns the scores into probabilities; filled in when the target is bound to a model.
+        labels: the labels of the model; filled in then, too.
     """
 
     activation: Activation | None = field(default=None, compare=False, repr=False, kw_only=True)
+    labels: tuple[str, ...] | None = field(default=None, compare=False, repr=False, kw_only=True)
 
-    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> Self:  # noqa: ARG002
-        """Return the target for a model with this activation, if it has none of its own."""
-        return replace(self, activation=self.activation or activation)
+    @property
+    def by_label(self) -> tuple[str, ...]:
+        """The names of the fields that hold a class, or tuples of classes."""
+        return ()
+
+    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> Self:
+        """Return the target for a model with these labels and this activation, if it has none of its own."""
+        index_of = functools.lru_cache(None, typed=True)(functools.partial(class_of, labels=labels))
+
+        def found(value: Any) -> Any:
+            return tuple(map(found, value)) if isinstance(value, tuple) else index_of(value)
+
+        indices = {name: found(getattr(self, name)) for name in self.by_label}
+        return replace(self, activation=self.activation or activation, labels=labels, **indices)
 
 
 @dataclass(frozen=True)
