@@ -645,9 +645,6 @@ def _editing(
     selected = [(edit, ref, module) for edit in edits for ref, module in edit.layers.items()]
     counts: Counter[nn.Module] = Counter()  # of the calls in the current pass through the model
 
-    def begin_pass(*_: Any) -> None:
-        counts.clear()
-
     def count(module: nn.Module, *_: Any) -> None:
         counts[module] += 1
 
@@ -666,7 +663,7 @@ def _editing(
         return None
 
     numbered = {module for _, ref, module in selected if ref.call is not None}
-    passes = [(getattr(model, "_orig_mod", model), begin_pass)] if numbered else []
+    passes = [(getattr(model, "_orig_mod", model), lambda *_: counts.clear())] if numbered else []
     calls = [(module, partial(end_call, edit, ref)) for edit, ref, module in selected]
     with (
         eagerly(),
@@ -689,11 +686,7 @@ def scale(factor: float) -> Change:
     >>> scale(0.5)(torch.ones(2))
     tensor([0.5000, 0.5000])
     """
-
-    def scaled(tensor: Inexact[Tensor, "*shape"]) -> Inexact[Tensor, "*shape"]:
-        return tensor * factor
-
-    return scaled
+    return lambda tensor: tensor * factor
 
 
 def clip_value(limit: float) -> Change:
@@ -707,11 +700,7 @@ def clip_value(limit: float) -> Change:
 
     """
     _positive("limit", limit)
-
-    def clipped(tensor: Inexact[Tensor, "*shape"]) -> Inexact[Tensor, "*shape"]:
-        return tensor.clamp(-limit, limit)
-
-    return clipped
+    return lambda tensor: tensor.clamp(-limit, limit)
 
 
 def clip_norm(limit: float) -> Change:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import re
 import sys
 from collections.abc import Sequence
-from traceback import TracebackException
 from typing import Any, Literal
 
 from cyclopts import App, CycloptsError, MissingArgumentError
@@ -153,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if TALK.verbose:
             print_traceback(error)
         fail(str(error))
-        return error.exit_code or CamkitError.exit_code  # a class of the user's may say 0
+        return error.exit_code
     except KeyboardInterrupt as error:
         fail(f"interrupted: {error}" if error.args else "interrupted")
         return 130  # as of every shell: 128 plus the number of the signal, SIGINT
@@ -165,14 +163,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print_traceback(error)
         if isinstance(error.__cause__, StopIteration):  # raised in a generator, it becomes a RuntimeError
             error = error.__cause__
-        is_full = getattr(error, "errno", None) == errno.ENOSPC
-        if is_full:
-            fail("the output cannot be written: No space left on device; earlier rows are kept")
-        else:
-            message = str(TracebackException(type(error), error, None))  # even if the user's class fails to make one
-            what = f"{type(error).__name__}: {''.join(message.splitlines()[:1])}"
-            fail(f"the model or the program failed{own_place(error)}: {what} (CAMKIT_TRACEBACK=1 shows where)")
-        return OutputError.exit_code if is_full else CamkitError.exit_code
+        what = f"{type(error).__name__}: {''.join(str(error).splitlines()[:1])}"
+        fail(f"the model or the program failed{own_place(error)}: {what} (CAMKIT_TRACEBACK=1 shows where)")
+        return CamkitError.exit_code
     return result if isinstance(result, int) else 0
 
 
@@ -197,9 +190,8 @@ def _refuse_mistakes(typed: Sequence[str]) -> None:
     with a suffix, a folder or a wildcard is a picture's.
     """
     for number, argument in enumerate(typed, start=1):
-        is_empty = re.fullmatch(r"(--[\w-]+=)?", argument)
-        where = argument[:-1] or f"argument {number}"
-        if is_empty:
+        if re.fullmatch(r"(--[\w-]+=)?", argument):
+            where = argument[:-1] or f"argument {number}"
             raise InputError(f"{where} is empty; if it comes from a variable, set that variable")
     parent, words = (checks, typed[1:]) if typed[:1] == ["check"] else (app, typed)
     names = [name for name in parent if not name.startswith("-")]

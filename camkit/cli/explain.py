@@ -393,9 +393,8 @@ def _refuse_unused(option: str, more: str, *tables: Any, ray: bool | str) -> Non
     used = {"target", "method", "references", "precision", "recursive", "out", "overwrite", *more.split()}
     names = [field.name for table in tables for field in fields(table) if getattr(table, field.name) != field.default]
     unused = [f"--{name.replace('_', '-')}" for name in [*names, *(["ray"] if ray else [])] if name not in used]
-    leave_out = "leave out what it does not use, in the config too"
     if unused:
-        raise InputError(f"{option} does not use {listed(unused)}; {leave_out}")
+        raise InputError(f"{option} does not use {listed(unused)}; leave out what it does not use, in the config too")
 
 
 def _slide(pictures: Sequence[str], source: Model, targets: TargetOptions, how: Explain) -> int:

@@ -145,11 +145,9 @@ def load_model(
         >>> camkit.load_model("demo-fair", device="cpu").labels
         ('plane', 'ship', 'car', 'bird')
     """
-    if not isinstance(name, str):
-        raise ModelError(f"the name of a model must be a string, not {type(name).__name__}")
     names = as_labels(labels)
     request = Request(
-        name,
+        str(name),
         weights,
         pretrained,
         (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, list) else size,
@@ -168,13 +166,12 @@ def load_model(
         module = module.eval().to(pick_device(device))
         module = module if trainable else module.requires_grad_(requires_grad=False)
     named = loaded.weights if weights is None else str(weights)  # a factory may say which weights it loaded
-    activation = activation or loaded.activation
     return replace(
         loaded,
         module=module,
         labels=names or loaded.labels,
         weights=named,
-        activation=activation,
+        activation=activation or loaded.activation,
         detects=loaded.detects or boxes is not None,
     )
 

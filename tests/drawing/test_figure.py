@@ -160,20 +160,6 @@ def test_the_figure_says_what_was_explained_and_how(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("layer", "said"),
-    [
-        ("features.denseblock4.conv1", "features.denseblock4.conv1"),
-        ("model.encoder.vision.tower.layers.11.output", "model.encoder.\N{HORIZONTAL ELLIPSIS}.layers.11.output"),
-        ("model.vision_model.encoder.layers.11.layer_norm2", "model.\N{HORIZONTAL ELLIPSIS}.layers.11.layer_norm2"),
-        ("x" * 50, "x" * 50),
-    ],
-)
-def test_a_long_layer_name_loses_parts_of_its_middle(layer, said):
-    found = replace(explained(noise(40, 60)), layer=layer)
-    assert found.caption().lines[0] == f"Grad-CAM at layer {said}, 8x8 cells"
-
-
-@pytest.mark.parametrize(
     ("colormap", "opacity", "said"),
     [
         ("turbo", "evidence", "Red: most evidence for bright; blue: little; no colour: none."),
@@ -482,18 +468,6 @@ def test_a_shell_writes_figures(tmp_path, capsys):
             assert np.array_equal(np.asarray(picture), row.overlay(style="figure"))
     printed = capsys.readouterr().out
     assert printed.count(f"colours from {found[0].colour_scale()}\n") == 2 - (found[1].status != "ok")
-
-
-@pytest.mark.parametrize("way", ["shell", "config"])
-def test_the_opacity_in_a_shell_and_in_a_config(tmp_path, way):
-    config = tmp_path / "camkit.toml"
-    config.write_text('[explain]\nopacity = "even"\n')
-    options = ["--opacity", "even"] if way == "shell" else ["--config", str(config)]
-    assert (
-        main([PLANE, "--model", "demo-fair", "--out", str(tmp_path / "heat.png"), "--style", "overlay", *options]) == 0
-    )
-    with Image.open(tmp_path / "heat.png") as picture:
-        assert np.array_equal(np.asarray(picture), camkit.explain("demo-fair", PLANE).overlay(opacity="even"))
 
 
 @pytest.mark.parametrize("scale", ["each", "shared"])

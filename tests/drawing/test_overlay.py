@@ -107,13 +107,6 @@ def test_the_colours_only_gain_weight_as_the_heat_rises(colormap):
     assert (np.abs(kept[:, 51:] - 127.5) < 1).all(), "the whole weight from 0.2 on"
 
 
-def test_even_colours_are_the_weighted_mean_of_opencv(photo):
-    heat = np.random.default_rng(1).random(photo.shape[:2], np.float32) ** 3
-    colours = cv2.applyColorMap(np.rint(heat * 255).astype(np.uint8), cv2.COLORMAP_TURBO)[..., ::-1]
-    expected = cv2.addWeighted(photo, 0.5, np.ascontiguousarray(colours), 0.5, 0)
-    assert np.array_equal(blend(photo, heat, None, opacity="even"), expected)
-
-
 def test_the_cropped_part_is_darkened_and_keeps_its_hue(explanation, photo):
     unseen = outside(explanation.box, photo.shape)
     assert unseen.any()

@@ -154,20 +154,6 @@ def test_an_animated_picture_becomes_a_video(tmp_path, capsys, name, kind):
     assert [Path(row["file"]).name for row in rows(capsys)] == [f"still-{name}.gradcam.png"]
 
 
-@pytest.mark.extended
-def test_a_bundle_and_tensorboard_say_that_they_leave_out_videos(tmp_path, capsys):
-    note = "camkit: --bundle and --tensorboard leave out videos and animated pictures"
-    clip, still = write_video(tmp_path / "clip.mp4", frames(2)), camkit.scenes.scene_paths()["plane-sky"]
-    drawn, bundled = ["--out", tmp_path / "out"], ["--no-pictures", "--bundle"]
-    for number, (file, *options) in enumerate(
-        ([clip, *drawn, "--tensorboard"], [clip, *bundled], [still, *drawn, "--tensorboard"], [still, *bundled])
-    ):
-        assert run(file, *options, tmp_path / str(number)) == 0
-        assert (note in capsys.readouterr().err.splitlines()) == (file == clip)
-    assert run(clip, *drawn) == 0
-    assert note not in capsys.readouterr().err
-
-
 def test_a_drawn_video_replaces_drawings_alone(tmp_path):
     clip, out = write_video(tmp_path / "clip.mp4", frames(4)), tmp_path / "out"
     for options, count in (((), 4), (("--every", "2"), 2)):
@@ -277,20 +263,6 @@ def test_no_command_replaces_what_it_reads(tmp_path, capsys, command, how):
     assert len(said) == 1
     assert said[0] == f"camkit: {out} is also an input ({read}), so camkit does not replace it; write to another file"
     assert read.read_bytes() == out.read_bytes() == before
-
-
-def test_a_drawing_does_not_replace_another_input_of_the_same_run(tmp_path, capsys):
-    first = write_video(tmp_path / "a.mp4", frames(2))
-    second = write_video(tmp_path / "a.gradcam.mp4", frames(3))
-    photo, other = tmp_path / "b.jpg", tmp_path / "b.gradcam.png"
-    for file in (photo, other):
-        cv2.imwrite(str(file), frames(1)[0])
-    before = {file: file.read_bytes() for file in (second, other)}
-    assert run(first, second, photo, other, "-o", tmp_path, "--overwrite") == 2
-    assert {file: file.read_bytes() for file in before} == before
-    errors = capsys.readouterr().err
-    for file in before:
-        assert f"{file} is itself a picture or video to explain; choose another folder" in errors
 
 
 def test_no_command_replaces_a_file_that_an_option_names(tmp_path, capsys):
