@@ -211,11 +211,17 @@ class Call:
 
     """
 
-    def __init__(self, name: str, number: int, arguments: tuple[tuple[Any, ...], dict[str, Any]] | None) -> None:
-        self.name, self.number, self._arguments = name, number, arguments
-        self._output: tuple[Any] | None = None  # a tuple of one, since a layer may return None
-        self._tensor_numbers: Any = None  # the output's structure, with each tensor's number in its place
-        self._why_no_gradient = "gradients were not requested; use record(..., gradients=True)"
+    def __init__(
+        self,
+        name: str,
+        number: int,
+        arguments: tuple[tuple[Any, ...], dict[str, Any]] | None,
+        output: tuple[Any] | None,  # a tuple of one, since a layer may return None
+        tensor_numbers: Any,  # the output's structure, with each tensor's number in its place
+        why_no_gradient: str,
+    ) -> None:
+        self.name, self.number, self._arguments, self._output = name, number, arguments, output
+        self._tensor_numbers, self._why_no_gradient = tensor_numbers, why_no_gradient
         self._gradients_by_pass: dict[int, dict[int, Any]] = {}
 
     def __str__(self) -> str:
@@ -387,14 +393,13 @@ class Recording(Tabular, NumberedCalls, Mapping[str, Call]):
         return self._kept((arguments, keywords)) if self._inputs else None
 
     def _ended(self, name: str, module: nn.Module, begun: Any, output: Any) -> Call:  # noqa: ARG002
-        call = Call(name, self._counts[name], begun)
-        if self._outputs:
-            call._output = (self._kept(output),)
-        if self._reads_gradients:
-            numbers = itertools.count()
-            call._tensor_numbers = mapped(output, lambda item: next(numbers) if isinstance(item, Tensor) else None)
-            call._why_no_gradient = why_no_gradient(output)
-        return call
+        kept = (self._kept(output),) if self._outputs else None
+        if not self._reads_gradients:
+            why = "gradients were not requested; use record(..., gradients=True)"
+            return Call(name, self._counts[name], begun, kept, None, why)
+        count = itertools.count()
+        numbers = mapped(output, lambda item: next(count) if isinstance(item, Tensor) else None)
+        return Call(name, self._counts[name], begun, kept, numbers, why_no_gradient(output))
 
     def _take_gradient(self, call: Call, number: int, gradient: Tensor | None) -> None:
         if gradient is not None:

@@ -6,7 +6,7 @@ import functools
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args, get_type_hints
@@ -291,7 +291,9 @@ def _in_shell(table: type, group: Group, *, says_default: bool = False) -> type:
             help=text,
             metavar=option.metavar,
             required=required,
-            converter=None if name not in _PARSERS else functools.partial(_parsed, name),
+            converter=functools.partial(lambda name, _, tokens: _PARSERS[name](name, tokens[0].value), name)
+            if name in _PARSERS
+            else None,
         )
         kind = hints[name] if option.shell is None else Any if name in _PARSERS else option.shell
         usual = field() if required else field(default=default)
@@ -300,10 +302,6 @@ def _in_shell(table: type, group: Group, *, says_default: bool = False) -> type:
     return Parameter(name="*")(
         make_dataclass(table.__name__, made, bases=(table,), namespace=own, frozen=True, kw_only=True)
     )
-
-
-def _parsed(name: str, _: Any, tokens: Sequence[Any]) -> Any:
-    return _PARSERS[name](name, tokens[0].value)
 
 
 _IN_SHELL: dict[type, type] = {

@@ -34,7 +34,7 @@ from camkit.targets.scores import (
     ScoreReading,
     Scores,
     Target,
-    check_index,
+    check_indices,
     check_values,
     copied,
     depth_of,
@@ -99,8 +99,7 @@ class ClassTarget(OfClasses):
             return boxes_of_class(images, indices[0], self.labels)
         maps = maps_of(output, batch)
         scores = logits_of(output, batch) if maps is None else maps
-        for index in {*indices}:
-            check_index(index, scores.shape[1])
+        check_indices(scores.shape[1], {*indices})
         chosen = torch.tensor(indices, device=scores.device).expand(batch)
         if maps is None:
             return class_scores(scores, chosen, self.activation)
@@ -228,8 +227,7 @@ class EachTarget(OfClasses):
         """Return the logit of the best of each image's classes, for the first images of the call."""
         logits = logits_of(output, batch)
         classes = self.of_pictures(range(1, batch + 1)).classes
-        for index in {index for indices in classes for index in indices}:
-            check_index(index, logits.shape[1])
+        check_indices(logits.shape[1], {index for indices in classes for index in indices})
         rows = zip(classes, logits.detach(), strict=True)
         best = [max(indices, key=lambda index: float(row[index])) for indices, row in rows]
         return class_scores(logits, torch.tensor(best, device=logits.device), self.activation)
@@ -245,7 +243,7 @@ class DirectionTarget(Target):
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the number, negated for a downward direction: the score then rises as the number falls."""
         logits = logits_of(output, batch)
-        check_index(self.index, logits.shape[1])
+        check_indices(logits.shape[1], [self.index])
         sign = "+" if self.sign > 0 else "-"
         name = f"output {self.index}" if logits.shape[1] > 1 else "output"
         return Scores(
@@ -269,8 +267,7 @@ class ContrastTarget(OfClasses):
         """Return the logit of the first class minus that of the second."""
         logits = logits_of(output, batch)
         first, second = int(self.index), int(self.rather_than)
-        for index in (first, second):
-            check_index(index, logits.shape[1])
+        check_indices(logits.shape[1], (first, second))
         name, other = (label_of(index, self.labels) or index for index in (first, second))
         reading = ScoreReading.of(logits)
         return Scores(
@@ -632,7 +629,7 @@ class LogOddsTarget(OfClasses):
         (``passing_through``): log p / (1 - p) has no gradient where rounding made p 1.
         """
         scores = logits_of(output, batch)
-        check_index(self.number, scores.shape[1])
+        check_indices(scores.shape[1], [self.number])
         reading = ScoreReading.of(scores, self.final)
         logits = reading.logits
         rows = scores.to(logits.dtype)

@@ -20,7 +20,7 @@ from camkit.targets.scores import (
     ScoreReading,
     Scores,
     Target,
-    check_index,
+    check_indices,
     depth_of,
     describe,
     detections_of,
@@ -293,7 +293,7 @@ def candidates(found: Detections, label: int | str | None) -> Detections:
         return found
     scores = found["all_scores"]
     labels = scores.argmax(1) if label is None else torch.full_like(scores[:, 0], int(label), dtype=torch.long)
-    check_index(int(labels.amax()), scores.shape[1])
+    check_indices(scores.shape[1], [int(labels.amax())])
     return {
         **found,
         "boxes": found["all_boxes"],

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from numbers import Real
@@ -100,14 +100,15 @@ def label_of(index: int, labels: tuple[str, ...] | None) -> str | None:
     return labels[index] if labels is not None and 0 <= index < len(labels) else None
 
 
-def check_index(index: int, classes: int) -> None:
-    """Refuse a class that the model does not have.
+def check_indices(classes: int, indices: Iterable[int]) -> None:
+    """Refuse classes that the model does not have.
 
     Raises:
-        TargetError: the index is out of range.
+        TargetError: an index is out of range.
     """
-    if not 0 <= index < classes:
-        raise TargetError(f"target {index} is out of range: the model has classes 0 to {classes - 1}")
+    for index in indices:
+        if not 0 <= index < classes:
+            raise TargetError(f"target {index} is out of range: the model has classes 0 to {classes - 1}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -306,12 +306,6 @@ class TestNamesOfDrawings:
             *("cat.features.features.2.png", "diagnose.json", "diagnose.png"),
         ]
 
-    def test_names_longer_than_a_file_system_takes(self, tmp_path: Path, capsys: Capsys) -> None:
-        (long,) = place(tmp_path, f"{'é' * 120}.jpg")
-        assert explain(long, tmp_path / f"{'é' * 200}.jpg", "--out", tmp_path / "out") == 2
-        assert "too long" in capsys.readouterr().err
-        assert len(files_in(tmp_path / "out")) == 1
-
 
 WRONG: list[tuple[list[str], str]] = [
     (["chek"], "'chek' is neither a command nor a file; did you mean 'check'?"),

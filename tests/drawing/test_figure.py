@@ -364,20 +364,6 @@ def test_the_map_is_aligned_with_the_original_picture():
     assert not explained(noise(100, 200), 2).heatmap_on_picture().any(), "an empty map is zero everywhere"
 
 
-@pytest.mark.parametrize("style", ["overlay", "side-by-side", "figure"])
-@pytest.mark.parametrize("opacity", ["evidence", "even"])
-def test_the_photo_stays_itself_where_there_is_no_heat(style, opacity):
-    photo = noise(480, 640)
-    photo[:, :320] //= 5  # darker than the mean that the preprocessing subtracts
-    found = explained(photo)
-    cold = found.heatmap_on_picture(unseen=1.0) == 0
-    assert 0.2 < cold.mean() < 0.8
-    drawn = found.overlay(style=style, opacity=opacity)
-    left, top = find(drawn, found.overlay(opacity=opacity))
-    shown = drawn[top : top + 480, left : left + 640]
-    assert np.array_equal(shown[cold], photo[cold]) == (opacity == "evidence")
-
-
 # --- volumes
 
 
@@ -458,16 +444,6 @@ def test_one_explanation_shows_its_figure():
 
 
 PLANE, CAR, BIRD = (str(camkit.scenes.scene_paths()[name]) for name in ("plane-sky", "car-sea", "bird-wood"))
-
-
-def test_a_shell_writes_figures(tmp_path, capsys):
-    assert main([PLANE, "--model", "demo-fair", "--out", str(tmp_path), "--target", "plane", "--target", "car"]) == 0
-    found = camkit.explain("demo-fair", PLANE, target=["plane", "car"])
-    for row, name in zip(found, ("1-plane", "2-car"), strict=True):
-        with Image.open(tmp_path / f"plane-sky.gradcam.{name}.png") as picture:
-            assert np.array_equal(np.asarray(picture), row.overlay(style="figure"))
-    printed = capsys.readouterr().out
-    assert printed.count(f"colours from {found[0].colour_scale()}\n") == 2 - (found[1].status != "ok")
 
 
 @pytest.mark.parametrize("scale", ["each", "shared"])
