@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from camkit.drawing.encode import Drawable, copied_pixels, pixels_of, shrink, size_of
+from camkit.drawing.encode import Drawable, pixels_of, shrink, size_of
 from camkit.errors import InputError, did_you_mean, whole_number
 from camkit.types import Box, Opacity, Pixels, Style
 
@@ -128,7 +128,7 @@ def blend(
         opacity: "evidence" fades the colours out where the heat is low, and leaves the picture as it is where the heat
             is 0; "even" gives all colours the weight alpha.
     """
-    drawn = copied_pixels(picture)
+    drawn = np.array(picture, order="C")
     height, width = drawn.shape[:2]
     box = box or Box(0, 0, width, height)
     rows, columns = _pixels_in(box, (height, width))

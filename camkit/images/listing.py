@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from camkit.errors import InputError
 from camkit.images.files import has_picture_suffix, is_drawing, refuse_address
 from camkit.images.masks import is_mask
 
@@ -38,7 +37,7 @@ class Pictures:
     were named, as many of the folders above them are added as it takes to tell them apart.
 
     Raises:
-        InputError: a name is empty, or the address of a page.
+        InputError: a name is the address of a page.
     """
 
     def __init__(self, patterns: Iterable[str | Path], skip: Path | None = None, *, recursive: bool = True) -> None:
@@ -51,8 +50,6 @@ class Pictures:
 
     def _matches_of(self, pattern: str | Path) -> tuple[Path, list[Path]]:
         """Return what the places of a pattern's files are relative to, and what matches it."""
-        if not str(pattern):
-            raise InputError("the name of a picture is empty")
         refuse_address(str(pattern))
         path = Path(pattern)
         if os.path.lexists(path) or not glob.has_magic(str(pattern)):

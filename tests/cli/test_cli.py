@@ -12,7 +12,6 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -150,29 +149,6 @@ class TestInstalled:
         needless = (*(f"camkit.{product}" for product in products), "scipy", "pycocotools")
         needless += ("pydantic", "jinja2", "junitparser", "torchinfo", "matplotlib", "pandas")
         assert not [name for name in modules if name.startswith(needless)]
-
-    def test_an_unreadable_picture_does_not_stop_the_others(self, tmp_path: Path, capsys: Capsys) -> None:
-        (tmp_path / "bad.jpg").write_bytes(b"")
-        assert explain(tmp_path / "bad.jpg", PLANE, tmp_path / "none.png", "--out", tmp_path, "--json") == 2
-        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-        assert [row["status"] for row in rows] == ["error", "ok", "error"]
-        assert "empty file" in rows[0]["error"]
-        assert Path(rows[1]["file"]).is_file()
-
-    @pytest.mark.extended
-    def test_killed_leaves_whole_files_only(self, tmp_path: Path) -> None:
-        pictures = place(tmp_path / "in", *(f"{number}.jpg" for number in range(40)))
-        out = tmp_path / "out"
-        command = [CAMKIT, *map(str, pictures), "--model", "demo-fair", "--out", str(out), "--batch-size", "1"]
-        process = subprocess.Popen(command, **PIPES)
-        deadline = time.monotonic() + 300
-        while not list(out.glob("*.png")) and time.monotonic() < deadline and process.poll() is None:
-            time.sleep(0.02)
-        process.kill()
-        process.communicate()
-        written = [path for path in out.glob("*.png") if not path.name.startswith(".")]
-        assert written
-        assert all(cv2.imread(str(path)) is not None for path in written)
 
     @pytest.mark.extended
     def test_a_reader_that_goes_away_ends_it_quietly(self, tmp_path: Path) -> None:
@@ -493,18 +469,6 @@ def test_the_completion_that_is_installed_completes_commands_and_options(tmp_pat
 
 
 class TestInProcess:
-    def test_without_network_the_error_says_what_to_type(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
-    ) -> None:
-        monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-        for name in ("https_proxy", "HTTPS_PROXY"):
-            monkeypatch.setenv(name, "http://127.0.0.1:9")
-        assert main([str(PLANE), "--model", "resnet18"]) == 2
-        said = capsys.readouterr().err
-        assert "--weights FILE" in said
-        assert "camkit demo" in said
-        assert "Traceback" not in said
-
     def test_a_drawing_that_fails_is_a_row_and_exit_code_4(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
     ) -> None:

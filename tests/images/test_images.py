@@ -163,6 +163,16 @@ def test_compare_and_judge_see_a_turned_picture_as_explain_does(tmp_path):
     assert torch.equal(judged.scores.picture, ready(marked))
 
 
+def test_exif_entries_of_a_wrong_type_do_not_cost_the_picture(net, tmp_path):
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010F] = 6, "maker"
+    # Tag 0x0153 holds numbers; cameras and editors that write text there exist.
+    damaged = exif.tobytes().replace(b"\x01\x0f\x00\x02", b"\x01\x53\x00\x02").replace(b"\x0f\x01", b"\x53\x01")
+    Image.fromarray(PATTERN).transpose(UNDO[6]).save(tmp_path / "camera.jpg", exif=damaged, quality=98)
+
+    assert np.abs(shown(net, tmp_path / "camera.jpg").astype(int) - PATTERN).max() <= 12
+
+
 @pytest.mark.parametrize("size", [(1, 1), (3000, 10), (10, 3000), (7, 7), (40000, 300)])
 @pytest.mark.parametrize("crop", [PRESET, SQUASH])
 def test_tiny_and_very_long_pictures(net, size, crop):
