@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from traceback import TracebackException
 from typing import Any, Literal
 
 from cyclopts import App, CycloptsError, MissingArgumentError
@@ -151,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if TALK.verbose:
             print_traceback(error)
         fail(str(error))
-        return error.exit_code
+        return error.exit_code or CamkitError.exit_code  # a class of the user's may say 0
     except KeyboardInterrupt as error:
         fail(f"interrupted: {error}" if error.args else "interrupted")
         return 130  # as of every shell: 128 plus the number of the signal, SIGINT
@@ -163,7 +164,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print_traceback(error)
         if isinstance(error.__cause__, StopIteration):  # raised in a generator, it becomes a RuntimeError
             error = error.__cause__
-        what = f"{type(error).__name__}: {''.join(str(error).splitlines()[:1])}"
+        message = str(TracebackException(type(error), error, None))  # even if the user's class fails to make one
+        what = f"{type(error).__name__}: {''.join(message.splitlines()[:1])}"
         fail(f"the model or the program failed{own_place(error)}: {what} (CAMKIT_TRACEBACK=1 shows where)")
         return CamkitError.exit_code
     return result if isinstance(result, int) else 0

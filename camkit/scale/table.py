@@ -140,10 +140,8 @@ class Table(AbstractContextManager["Table"]):
         is_folder, file = self._form.is_folder, _store_of(path)
         if os.path.lexists(path) and path.is_dir() != is_folder:
             raise OutputError(f"{path} is a {'file' if is_folder else 'folder'}; choose another name")
-        try:
+        with as_error(OutputError, lambda error: f"cannot write {path}: {why_unwritable(path, error)}"):
             (path if is_folder else path.parent).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"cannot write {path}: {why_unwritable(path, error)}") from error
         if not (resume or overwrite) and (self._form.files() or file.exists()):
             raise OutputError(
                 f"{path} exists already; pass {advice('resume=True', '--resume')} to continue it, or "
@@ -201,11 +199,8 @@ class Table(AbstractContextManager["Table"]):
                 self._store.delete()
         except (OSError, OutputError) as failed:
             if kind is None:
-                cause = failed.__cause__ if isinstance(failed, OutputError) else failed
-                raise OutputError(
-                    f"cannot write {self.path}: {getattr(cause, 'strerror', None) or failed}; its finished rows are "
-                    f"kept, and {advice('resume=True', '--resume')} continues from there"
-                ) from failed
+                further = f"{advice('resume=True', '--resume')} continues from there"
+                raise OutputError(f"{failed}; the finished rows are kept, and {further}") from failed
         finally:
             self._store.close()
 

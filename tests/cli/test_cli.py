@@ -545,6 +545,21 @@ class TestInProcess:
         place_of_error = f"{tmp_path / 'net.py'}, line 6"
         assert f"the model or the program failed in {place_of_error}: {said}" in capsys.readouterr().err
 
+    @pytest.mark.parametrize(
+        "own",
+        [
+            "import camkit\nclass Own(camkit.errors.CamkitError):\n    exit_code = 0\n",
+            "import sys\nclass Own(RuntimeError):\n    __str__ = lambda error: sys.exit(0)\n",
+        ],
+    )
+    def test_an_error_of_the_users_own_class_does_not_end_with_0(self, tmp_path: Path, own: str) -> None:
+        options = [*quitting(tmp_path, "forward", "Own"), "--out", str(tmp_path / "out")]
+        network = tmp_path / "net.py"
+        network.write_text(own + network.read_text())
+        place(tmp_path / "data", "plane/a.jpg")
+        assert main(["check", str(tmp_path / "data"), *options]) == 4
+        assert main([str(PLANE), *options]) == 4
+
     def test_drawings_have_no_control_characters_in_their_names_and_names_of_their_own(self, tmp_path: Path) -> None:
         names = ["a\x1b[2J\u202e\nb.jpg", "a\nb.jpg", "a\rb.jpg", "a\tb.jpg", "a-b.jpg", os.fsdecode(b"a\xffb.jpg")]
         odd, *others = place(tmp_path, *names)
