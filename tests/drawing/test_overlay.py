@@ -196,18 +196,6 @@ def as_json(explanation: camkit.Explanation) -> dict[str, Any]:
     return json.loads(json.dumps(explanation.to_dict(), allow_nan=False))
 
 
-def test_everything_but_the_pictures_is_json(explanation, tmp_path, photo):
-    Image.fromarray(photo).save(tmp_path / "p.png")
-    row = camkit.explain(signed(), tmp_path / "p.png", "cells", preprocess=PRESET, labels=["bright"])
-    found = as_json(row)
-    said = {"source": str(tmp_path / "p.png"), "target": 0, "label": "bright", "status": "ok", "method": "gradcam"}
-    assert found.items() >= {**said, "layer": "cells", "layer_reason": "as named"}.items()
-    for name in ("raw", "box", "peak", "score"):
-        np.testing.assert_allclose(found[name], getattr(explanation, name), rtol=1e-5)
-    assert 0 < found["probability"] < 1
-    assert repr(row) == f"<Explanation of 'bright' {row.probability:.1%} by gradcam at 'cells': ok>"
-
-
 # --- statuses
 
 
