@@ -345,8 +345,13 @@ def explain(
     if how.style == "slide":
         _refuse_unused("--style slide", "true style", targets, how, results, ray=ray)
         return _slide(pictures, source, targets, how)
-    sides = f"--max-side takes a number of pixels, or 0 to keep the size of the pictures, not {how.max_side}"
-    refuse((targets.true is not None, "--true is for --style slide"), (how.max_side < 0, sides))
+    refuse(
+        (targets.true is not None, "--true is for --style slide"),
+        (
+            how.max_side < 0,
+            f"--max-side takes a number of pixels, or 0 to keep the size of the pictures, not {how.max_side}",
+        ),
+    )
     overlay.check(how.style, how.colormap, how.alpha, how.opacity)
     targets.targets()  # checks them before the model is loaded
     for written in filter(None, (how.out, results.table)):

@@ -258,10 +258,12 @@ class OfClasses(Target):
 
     def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> Self:
         """Return the target for a model with these labels and this activation, if it has none of its own."""
-        index_of = functools.lru_cache(None, typed=True)(functools.partial(class_of, labels=labels))
+        of_label = functools.cache(functools.partial(class_of, labels=labels))
 
         def found(value: Any) -> Any:
-            return tuple(map(found, value)) if isinstance(value, tuple) else index_of(value)
+            if isinstance(value, tuple):
+                return tuple(map(found, value))
+            return of_label(value) if isinstance(value, str) else class_of(value, labels)
 
         indices = {name: found(getattr(self, name)) for name in self.by_label}
         return replace(self, activation=self.activation or activation, labels=labels, **indices)
