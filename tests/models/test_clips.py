@@ -229,6 +229,18 @@ def test_torchvisions_video_networks_are_loaded_by_name(tmp_path, name):
         loaded.preprocess.chosen(20, 30.0)
 
 
+@pytest.mark.extended
+def test_a_video_network_of_torchvision_is_explained_by_name(tmp_path):
+    write(tmp_path / "a.avi", (np.full((64, 96, 3), 9 * number, np.uint8) for number in range(16)), 15)
+    torch.manual_seed(0)
+
+    row = camkit.explain(load_model("r3d_18", pretrained=False, device="cpu"), tmp_path / "a.avi", "layer3")
+
+    assert row.heatmap.shape == (16, 112, 112)
+    assert row.raw.shape == (4, 14, 14)
+    assert all(np.array_equal(row.heatmap[frame], row.heatmap[frame // 4 * 4]) for frame in range(16))
+
+
 def run(file: Path, folder: Path, out: Path, *options: str) -> int:
     return main([str(file), "--model", f"hf:{folder}", "--device", "cpu", "--out", str(out), *options])
 
