@@ -162,8 +162,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BaseException as error:  # uncaught, it would end the program with 1, which means FAIL
         if TALK.verbose or os.environ.get("CAMKIT_TRACEBACK"):
             print_traceback(error)
-        if isinstance(error.__cause__, StopIteration):  # raised in a generator, it becomes a RuntimeError
-            error = error.__cause__
         message = str(TracebackException(type(error), error, None))  # even if the user's class fails to make one
         what = f"{type(error).__name__}: {''.join(message.splitlines()[:1])}"
         fail(f"the model or the program failed{own_place(error)}: {what} (CAMKIT_TRACEBACK=1 shows where)")

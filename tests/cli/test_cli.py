@@ -541,7 +541,6 @@ class TestInProcess:
             ("ValueError('enough')", "ValueError: enough"),
             ("BrokenPipeError('enough')", "BrokenPipeError: enough"),
             ("__import__('cyclopts').CycloptsError('enough')", "CycloptsError: enough"),
-            ("StopIteration('enough')", "StopIteration: enough"),
         ],
     )
     def test_an_error_of_the_users_code_does_not_pass_for_one_of_the_command_itself(
