@@ -424,7 +424,10 @@ class References:
 
     def _read(self, picture: ImageLike, number: int) -> Tensor:
         name = str(picture) if isinstance(picture, (str, Path)) else f"reference picture {number}"
-        return prepare(picture, self._preprocess, name, self._rank).tensor.detach().float().cpu()
+        tensor = prepare(picture, self._preprocess, name, self._rank).tensor.detach().float().cpu()
+        if not bool(tensor.isfinite().all()):
+            raise ImageError(f"{name} holds NaN or infinite values where the model would see it")
+        return tensor
 
     def _noise(self, image: Tensor, low: Float[Tensor, " c"], high: Float[Tensor, " c"]) -> ReferencePictures:
         """Return noise that fills the range of each channel."""
