@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -92,6 +93,13 @@ def prepare(
                 "a normalised tensor, or preprocess=... (for torchvision weights: weights.transforms())",
                 "--size, --mean and --std, or let the factory return the module and its preprocessing",
             )
+        )
+    shorter, longer = sorted(picture.size)
+    side = _resized_side(preprocess) or 0
+    if side * (side * longer // shorter) > (Image.MAX_IMAGE_PIXELS or math.inf):  # what Pillow considers safe
+        raise ImageError(
+            f"{source} has {picture.width} x {picture.height} pixels and is too thin for this model: its preprocessing "
+            f"resizes the shorter side to {side} pixels, so that the longer would have {side * longer // shorter}"
         )
     tensor = preprocess(picture)
     if (

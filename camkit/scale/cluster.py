@@ -142,8 +142,10 @@ class Pool(NamedTuple):
             spare: leave cores to the tasks that read the dataset if ``actors`` is None.
 
         Raises:
-            InputError: no actor fits.
+            InputError: a number is invalid, or no actor fits.
         """
+        if cpus <= 0 or (gpus is not None and gpus < 0) or (actors is not None and actors < 1):
+            raise InputError(f"actors, cpus and gpus must be positive, not {actors}, {cpus} and {gpus}")
         resources = import_ray().cluster_resources()
         cores, devices = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
         gpus = float(devices >= 1) if gpus is None else float(gpus)

@@ -179,7 +179,7 @@ class Job:
             suffix: the type of the drawing.
 
         Raises:
-            OutputError: as ``free_file``.
+            OutputError: as ``free_file``, or the file is one of the pictures to explain.
         """
         words = [re.sub(r"[^\w+.-]", "", row.method)]  # a function may be called "<lambda>"
         if self.how.layer:
@@ -190,7 +190,10 @@ class Job:
         name = name.with_suffix("") if name.suffix == suffix == ".mp4" else name
         if self.out is None:
             return free_file(Path(), name, words, suffix, overwrite=True)
-        return free_file(self.out, name, words, suffix, overwrite=self.how.overwrite)
+        file = free_file(self.out, name, words, suffix, overwrite=self.how.overwrite)
+        if os.path.lexists(file) and file in self.pictures:
+            raise OutputError(f"{file} is itself a picture or video to explain; choose another folder")
+        return file
 
     @property
     def has_several_targets(self) -> bool:

@@ -434,6 +434,13 @@ def test_pictures_are_found_in_order_and_once_without_hidden_files_and_the_outpu
     assert [path.as_posix() for path in find_pictures(patterns, skip=Path("out"))] == found
 
 
+def test_a_picture_too_thin_for_its_preset_is_refused_before_it_is_enlarged():
+    preset = torchvision.models.ResNet18_Weights.DEFAULT.transforms()
+    with pytest.raises(ImageError, match="1 x 1500 pixels and is too thin"):
+        prepare(Image.new("RGB", (1, 1500)), preset, "thin")
+    assert prepare(Image.new("RGB", (1500, 15)), preset, "wide").tensor.shape == (3, 224, 224)
+
+
 # --- what must be refused in one sentence -----------------------------------------------------------------------------
 
 

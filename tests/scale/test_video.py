@@ -265,6 +265,20 @@ def test_no_command_replaces_what_it_reads(tmp_path, capsys, command, how):
     assert read.read_bytes() == out.read_bytes() == before
 
 
+def test_a_drawing_does_not_replace_another_input_of_the_same_run(tmp_path, capsys):
+    first = write_video(tmp_path / "a.mp4", frames(2))
+    second = write_video(tmp_path / "a.gradcam.mp4", frames(3))
+    photo, other = tmp_path / "b.jpg", tmp_path / "b.gradcam.png"
+    for file in (photo, other):
+        cv2.imwrite(str(file), frames(1)[0])
+    before = {file: file.read_bytes() for file in (second, other)}
+    assert run(first, second, photo, other, "-o", tmp_path, "--overwrite") == 2
+    assert {file: file.read_bytes() for file in before} == before
+    errors = capsys.readouterr().err
+    for file in before:
+        assert f"{file} is itself a picture or video to explain; choose another folder" in errors
+
+
 def test_no_command_replaces_a_file_that_an_option_names(tmp_path, capsys):
     for name in ("imgs/a.png", "imgs/diagnose.png", "data/plane/a.png", "data/ship/a.png"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
