@@ -132,9 +132,7 @@ def export(
     for name, own, other in zip(("scores", "heat"), run(*taken.values()), again, strict=True):
         if not are_alike(own, other, TOLERANCE):
             difference = float((own - other).abs().max() / own.abs().max())
-            raise ModelError(
-                f"the {name} of {path} would differ from camkit's by {difference:.1g} of the largest value"
-            )
+            raise ModelError(f"the {name} of {path} would differ from camkit's by {difference:.1g} of the largest value")
     write_file(path, data)
     return texts
 
@@ -201,9 +199,7 @@ def _convolution_backward(
         for axis, (step, beside, apart) in enumerate(zip(stride, padding, dilation, strict=True)):
             reached = (gradient.shape[2 + axis] - 1) * step - 2 * beside + apart * (weight.shape[2 + axis] - 1) + 1
             missing[axis] = maps.shape[2 + axis] - reached
-    back = torch.ops.aten.convolution(
-        gradient, weight, None, stride, padding, dilation, not transposed, missing, groups
-    )
+    back = torch.ops.aten.convolution(gradient, weight, None, stride, padding, dilation, not transposed, missing, groups)
     return back, None, None
 
 
@@ -225,9 +221,7 @@ def _onnx(graph: GraphModule, taken: Mapping[str, Tensor], texts: Mapping[str, s
     program.model.metadata_props.update(texts)
     data = program.model_proto.SerializeToString()
     session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
-    return data, [
-        torch.from_numpy(each) for each in session.run(None, {name: each.numpy() for name, each in taken.items()})
-    ]
+    return data, [torch.from_numpy(each) for each in session.run(None, {name: each.numpy() for name, each in taken.items()})]
 
 
 def _pt2(graph: GraphModule, taken: Mapping[str, Tensor], texts: Mapping[str, str]) -> tuple[bytes, list[Tensor]]:

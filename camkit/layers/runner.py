@@ -99,22 +99,16 @@ class Runner:
         modules, layouts = self._at(layers, inputs)
 
         def run(pictures: Tensor, target: Target) -> Capture:
-            one_pass = Pass(
-                self.memory.living, pictures, (target,), modules, layouts, afresh=isinstance(layers, Levels)
-            )
+            one_pass = Pass(self.memory.living, pictures, (target,), modules, layouts, afresh=isinstance(layers, Levels))
             return method.joined(method.run(one_pass), tuple(inputs.shape[2:]))
 
         return ran, run
 
-    def _at(
-        self, layers: Sequence[TargetLayer], inputs: Tensor
-    ) -> tuple[Mapping[LayerRef, nn.Module], Mapping[LayerRef, Layout | None]]:
+    def _at(self, layers: Sequence[TargetLayer], inputs: Tensor) -> tuple[Mapping[LayerRef, nn.Module], Mapping[LayerRef, Layout | None]]:
         """Return the modules of layers, and where their cells lie."""
         refs = tuple(layer.ref for layer in layers)
         modules = self.memory.selected(refs) if refs else {}
-        return modules, self.memory.placed(
-            [layer for layer in layers if layer.size], inputs[:1], self.options["spread"]
-        )
+        return modules, self.memory.placed([layer for layer in layers if layer.size], inputs[:1], self.options["spread"])
 
     def _of_layers(self, method: Method, targets: tuple[Target, ...], inputs: Tensor) -> Ran:
         """Run the model with its layers; with all tokens if "auto" stands for a method that reads attention."""
