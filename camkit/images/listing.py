@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import itertools
 import os
@@ -9,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from camkit.errors import InputError
 from camkit.images.files import has_picture_suffix, is_drawing, refuse_address
 from camkit.images.masks import is_mask
 
@@ -37,7 +39,7 @@ class Pictures:
     were named, as many of the folders above them are added as it takes to tell them apart.
 
     Raises:
-        InputError: a name is the address of a page.
+        InputError: a name is empty, or the address of a page.
     """
 
     def __init__(self, patterns: Iterable[str | Path], skip: Path | None = None, *, recursive: bool = True) -> None:
@@ -50,6 +52,8 @@ class Pictures:
 
     def _matches_of(self, pattern: str | Path) -> tuple[Path, list[Path]]:
         """Return what the places of a pattern's files are relative to, and what matches it."""
+        if not str(pattern):
+            raise InputError("the name of a picture is empty")
         refuse_address(str(pattern))
         path = Path(pattern)
         if os.path.lexists(path) or not glob.has_magic(str(pattern)):
@@ -93,9 +97,25 @@ class Pictures:
 
     def count(self) -> int:
         """Return about how many pictures there are: drawings, masks and files reached in two ways count too."""
-        matches = [match for *_, several in self._found for match in several]
-        searches = [self._below(match, match, quick=True) if os.path.isdir(match) else [match] for match in matches]
-        return sum(1 for files in searches for _ in files)
+        searches = (self._below(folder, folder, quick=True) for folder in self._folders)
+        return len(self.named()) + sum(1 for files in searches for _ in files)
+
+    def __contains__(self, file: Path) -> bool:
+        """Tell whether an existing file is one of the pictures, or may be one because it is below a searched folder."""
+        path = Path(os.path.realpath(file))
+        is_photo = has_picture_suffix(path.name) and not self._skips(path)
+        folders = (Path(os.path.realpath(folder)) for folder in self._folders)
+        return str(path) in self._real_names or any(
+            is_photo and path.is_relative_to(folder) and _is_photo(path, folder) for folder in folders
+        )
+
+    @functools.cached_property
+    def _folders(self) -> list[Path]:
+        return [match for *_, matches in self._found for match in matches if os.path.isdir(match)]
+
+    @functools.cached_property
+    def _real_names(self) -> set[str]:
+        return {os.path.realpath(found.path) for found in self.named()}
 
     def _below(self, folder: str | Path, root: Path, *, quick: bool = False) -> Iterator[Path]:
         """List a folder's pictures, those of subfolders in the place of their folder.
