@@ -86,10 +86,10 @@ def _settings(data: Path | None, pictures: Data, **tables: Any) -> Settings:
 
 def init(data: Path | None, *, source: OptionalModel, file: Path, overwrite: bool, **tables: Any) -> None:
     """Write a config that fits the data."""
-    instead = "name another file that ends in .toml, such as camkit.toml"
-    is_toml = file.suffix == ".toml" and file.name != PROJECT_FILE
-    if not is_toml:
-        raise InputError(f"the config cannot be written to {file}; {instead}")
+    if file.suffix != ".toml" or file.name == PROJECT_FILE:
+        raise InputError(
+            f"the config cannot be written to {file}; name another file that ends in .toml, such as camkit.toml"
+        )
     refuse_existing(file, "file with --file", overwrite=overwrite)
     model = {name: value for name, value in vars(source).items() if name != "trust_remote_code"}
     settings = _settings(data, model=model, **tables)
