@@ -381,6 +381,10 @@ class SimilarTarget(Target):
         embeddings = embedding_of(output, batch)
         reference = self.embedding
         assert reference is not None  # the Explainer has run the reference picture
+        if len(reference) != embeddings.shape[1]:
+            raise TargetError(
+                f"the reference has {len(reference)} numbers, but the model's embedding has {embeddings.shape[1]}"
+            )
         values = torch.cosine_similarity(_scaled(embeddings), _scaled(reference.to(embeddings)[None]), dim=1)
         return Scores(values=values, description="similarity to the reference", quantity="cosine similarity")
 
