@@ -22,7 +22,13 @@ from torch._decomp import core_aten_decompositions
 from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+    is_concrete_int,
+)
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from camkit.engine.guard import guarded
 from camkit.engine.passes import are_alike
@@ -184,9 +190,19 @@ def _graph(run: Run, inputs: Sequence[Tensor]) -> GraphModule:
         )
         for each in inputs
     ]
-    table = {**core_aten_decompositions(), torch.ops.aten.convolution_backward.default: _convolution_backward}
-    with _naming_operators(), shapes, warnings.catch_warnings(action="ignore"):
-        graph = make_fx(run, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
+    table = {
+        **core_aten_decompositions(),
+        torch.ops.aten.convolution_backward.default: _convolution_backward,
+        # Global pooling and its backward pass set only the order of the memory by these.
+        torch.ops.aten.as_strided_.default: lambda maps, *_: maps,
+        torch.ops.aten.as_strided.default: lambda maps, size, *_: maps.view(size),
+    }
+    # The other kernels of attention have backward passes of their own, which files cannot hold.
+    attention = sdpa_kernel(SDPBackend.MATH)
+    with _naming_operators(), shapes, attention, warnings.catch_warnings(action="ignore"):
+        graph = make_fx(run, table, "symbolic", _allow_non_fake_inputs=True)(*fakes)
+    if is_concrete_int(fakes[0].shape[0]):
+        raise ModelError("the model cannot be exported with its heat, because it decides by the number of pictures")
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph.eval()
@@ -219,10 +235,16 @@ def _convolution_backward(
 ) -> tuple[Tensor, None, None]:
     """Return the gradient of a convolution's input as a transposed convolution, or the other way round."""
     missing = [0] * len(stride)
-    if not transposed:
-        for axis, (step, beside, apart) in enumerate(zip(stride, padding, dilation, strict=True)):
-            reached = (gradient.shape[2 + axis] - 1) * step - 2 * beside + apart * (weight.shape[2 + axis] - 1) + 1
-            missing[axis] = maps.shape[2 + axis] - reached
+    sizes = zip(stride, padding, dilation, weight.shape[2:], gradient.shape[2:], maps.shape[2:], strict=True)
+    if not transposed and weight.shape[:2] == (groups, 1) and set(stride) == {1}:
+        # Runtimes are slow at transposed convolutions of single channels, and these are plain ones too.
+        weight, transposed = weight.flip(*range(2, weight.dim())), True
+        padding = [apart * (side - 1) - beside for _, beside, apart, side, _, _ in sizes]
+    elif not transposed:
+        missing = [
+            whole - ((reached - 1) * step - 2 * beside + apart * (side - 1) + 1)
+            for step, beside, apart, side, reached, whole in sizes
+        ]
     back = torch.ops.aten.convolution(
         gradient, weight, None, stride, padding, dilation, not transposed, missing, groups
     )
@@ -240,7 +262,7 @@ def _onnx(graph: GraphModule, given: Mapping[str, Tensor], texts: Mapping[str, s
             verbose=False,
             input_names=list(given),
             output_names=["scores", "heat"],
-            dynamic_shapes=tuple({0: torch.export.Dim("batch")} for _ in given),
+            dynamic_shapes=tuple({0: torch.export.Dim("batch", min=1)} for _ in given),
         )
     assert program is not None
     program.model.metadata_props.update(texts)
@@ -253,7 +275,7 @@ def _onnx(graph: GraphModule, given: Mapping[str, Tensor], texts: Mapping[str, s
 def _pt2(graph: GraphModule, given: Mapping[str, Tensor], texts: Mapping[str, str]) -> tuple[bytes, list[Tensor]]:
     """Return a graph as the contents of a file of ``torch.export``, and what it makes of the inputs."""
     file = io.BytesIO()
-    shapes = tuple({0: torch.export.Dim("batch")} for _ in given)
+    shapes = tuple({0: torch.export.Dim("batch", min=1)} for _ in given)
     with _naming_operators():
         program = torch.export.export(graph, tuple(given.values()), dynamic_shapes=shapes)
         torch.export.save(program, file, extra_files=dict(texts))
