@@ -196,6 +196,8 @@ def _graph(run: Run, inputs: Sequence[Tensor]) -> GraphModule:
         # Global pooling and its backward pass set only the order of the memory by these.
         torch.ops.aten.as_strided_.default: lambda maps, *_: maps,
         torch.ops.aten.as_strided.default: lambda maps, size, *_: maps.view(size),
+        # ONNX's operator for copies does not spread a number over a mask.
+        torch.ops.aten.copy.default: lambda into, source, *_: source.to(into).expand_as(into).clone(),
     }
     # The other kernels of attention have backward passes of their own, which files cannot hold.
     attention = sdpa_kernel(SDPBackend.MATH)
@@ -264,10 +266,10 @@ def _onnx(graph: GraphModule, given: Mapping[str, Tensor], texts: Mapping[str, s
             output_names=["scores", "heat"],
             dynamic_shapes=tuple({0: torch.export.Dim("batch", min=1)} for _ in given),
         )
-    assert program is not None
-    program.model.metadata_props.update(texts)
-    data = program.model_proto.SerializeToString()
-    session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
+        assert program is not None
+        program.model.metadata_props.update(texts)
+        data = program.model_proto.SerializeToString()
+        session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
     arrays = {name: each.cpu().numpy() for name, each in given.items()}
     return data, [torch.from_numpy(each) for each in session.run(None, arrays)]
 
