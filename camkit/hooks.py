@@ -211,11 +211,17 @@ class Call:
 
     """
 
-    def __init__(self, name: str, number: int, arguments: tuple[tuple[Any, ...], dict[str, Any]] | None) -> None:
-        self.name, self.number, self._arguments = name, number, arguments
-        self._output: tuple[Any] | None = None  # a tuple of one, since a layer may return None
-        self._tensor_numbers: Any = None  # the output's structure, with each tensor's number in its place
-        self._why_no_gradient = "gradients were not requested; use record(..., gradients=True)"
+    def __init__(
+        self,
+        name: str,
+        number: int,
+        arguments: tuple[tuple[Any, ...], dict[str, Any]] | None,
+        output: tuple[Any] | None,  # a tuple of one, since a layer may return None
+        tensor_numbers: Any,  # the output's structure, with each tensor's number in its place
+        why_no_gradient: str,
+    ) -> None:
+        self.name, self.number, self._arguments, self._output = name, number, arguments, output
+        self._tensor_numbers, self._why_no_gradient = tensor_numbers, why_no_gradient
         self._gradients_by_pass: dict[int, dict[int, Any]] = {}
 
     def __str__(self) -> str:
@@ -387,14 +393,13 @@ class Recording(Tabular, NumberedCalls, Mapping[str, Call]):
         return self._kept((arguments, keywords)) if self._inputs else None
 
     def _ended(self, name: str, module: nn.Module, begun: Any, output: Any) -> Call:  # noqa: ARG002
-        call = Call(name, self._counts[name], begun)
-        if self._outputs:
-            call._output = (self._kept(output),)
-        if self._reads_gradients:
-            numbers = itertools.count()
-            call._tensor_numbers = mapped(output, lambda item: next(numbers) if isinstance(item, Tensor) else None)
-            call._why_no_gradient = why_no_gradient(output)
-        return call
+        kept = (self._kept(output),) if self._outputs else None
+        if not self._reads_gradients:
+            why = "gradients were not requested; use record(..., gradients=True)"
+            return Call(name, self._counts[name], begun, kept, None, why)
+        count = itertools.count()
+        numbers = mapped(output, lambda item: next(count) if isinstance(item, Tensor) else None)
+        return Call(name, self._counts[name], begun, kept, numbers, why_no_gradient(output))
 
     def _take_gradient(self, call: Call, number: int, gradient: Tensor | None) -> None:
         if gradient is not None:
@@ -645,9 +650,6 @@ def _editing(
     selected = [(edit, ref, module) for edit in edits for ref, module in edit.layers.items()]
     counts: Counter[nn.Module] = Counter()  # of the calls in the current pass through the model
 
-    def begin_pass(*_: Any) -> None:
-        counts.clear()
-
     def count(module: nn.Module, *_: Any) -> None:
         counts[module] += 1
 
@@ -666,7 +668,7 @@ def _editing(
         return None
 
     numbered = {module for _, ref, module in selected if ref.call is not None}
-    passes = [(getattr(model, "_orig_mod", model), begin_pass)] if numbered else []
+    passes = [(getattr(model, "_orig_mod", model), lambda *_: counts.clear())] if numbered else []
     calls = [(module, partial(end_call, edit, ref)) for edit, ref, module in selected]
     with (
         eagerly(),
@@ -689,11 +691,7 @@ def scale(factor: float) -> Change:
     >>> scale(0.5)(torch.ones(2))
     tensor([0.5000, 0.5000])
     """
-
-    def scaled(tensor: Inexact[Tensor, "*shape"]) -> Inexact[Tensor, "*shape"]:
-        return tensor * factor
-
-    return scaled
+    return lambda tensor: tensor * factor
 
 
 def clip_value(limit: float) -> Change:
@@ -707,11 +705,7 @@ def clip_value(limit: float) -> Change:
 
     """
     _positive("limit", limit)
-
-    def clipped(tensor: Inexact[Tensor, "*shape"]) -> Inexact[Tensor, "*shape"]:
-        return tensor.clamp(-limit, limit)
-
-    return clipped
+    return lambda tensor: tensor.clamp(-limit, limit)
 
 
 def clip_norm(limit: float) -> Change:

@@ -20,7 +20,6 @@ import threading
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -38,8 +37,7 @@ from camkit.errors import CamkitError, InputError, OutputError, optional
 from camkit.explaining.explainer import explain_many
 from camkit.explaining.explanation import Explanation, ScaleLike
 from camkit.images.prepare import prepare, unbatched
-from camkit.inspect import Diagnosis
-from camkit.inspect.diagnosis import prepared_batch
+from camkit.inspect.diagnosis import Diagnosis, prepared_batch
 from camkit.inspect.feature_maps import feature_maps
 from camkit.inspect.layer_statistics import RELUS, LayerPass, TensorStatistics, statistics
 from camkit.layers.names import THE_MODEL, Layers, Selector, find_layers, parameters_by_name
@@ -60,7 +58,7 @@ if TYPE_CHECKING:
 __all__ = ["TrainingWatch", "lightning_watch", "write_check", "write_diagnosis", "write_explanation"]
 
 
-class TrainingWatch(AbstractContextManager["TrainingWatch"]):
+class TrainingWatch(contextlib.AbstractContextManager["TrainingWatch"]):
     """Writes what happens inside a network during training: heatmaps, feature maps, activations and gradients.
 
     Call ``step()`` once after each training step, before or after ``optimizer.step()`` and ``zero_grad()``. The first
@@ -99,7 +97,7 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
         graph: whether to write the network's graph.
 
     Raises:
-        InputError: TensorBoard is not installed, an argument is wrong, or the watch is closed.
+        InputError: TensorBoard is not installed, or an argument is wrong.
         ImageError: a picture cannot be read, or needs ``preprocess``.
         LayerError: ``layers`` or ``target_layer`` matches no layer.
         TargetError: the target is an unknown label, or not a target at all.
@@ -146,14 +144,23 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
             "labels": labels,
             "spread": "even",  # the weights have changed at each step, and measuring places takes 32 passes
         }
-        self._check_explaining()
+        # What will be explained is checked before the training starts, rather than at the first recorded step
+        find_method(AUTO if method is None else method)
+        if not self._images:
+            raise InputError("a watch needs at least one picture")
+        as_targets(target, as_labels(labels))
+        if target_layer is not None:
+            find_layers(self._model, target_layer)
+        for number, image in enumerate(self._images, start=1):
+            if not isinstance(image, Tensor):
+                prepare(image, preprocess, f"picture {number}")
         self._layers = _is_leaf if layers is None else layers
         find_layers(self._model, self._layers)
         self._scaler = scaler
-        self._warned = self._closed = self._failed = False
-        self._events = ExitStack()
+        self._warned = self._stopped = False
+        self._events = contextlib.ExitStack()
         self._writer = self._events.enter_context(opened(writer))
-        self._hooks: ExitStack | None = None
+        self._hooks: contextlib.ExitStack | None = None
         self._recorded: LayerPass | None = None
         self._drawing = threading.Event()
         self._last_sheet: tuple[int, list[str]] | None = None  # its step, and the class of each picture
@@ -162,29 +169,14 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
             self._write_graph()
         self._hook_next_step()
 
-    def _check_explaining(self) -> None:
-        """Check what will be explained before the training starts, rather than at the first recorded step."""
-        options = self._explain_options
-        find_method(AUTO if options["method"] is None else options["method"])
-        if not self._images:
-            raise InputError("a watch needs at least one picture")
-        as_targets(options["target"], as_labels(options["labels"]))
-        if self._layer is not None:
-            find_layers(self._model, self._layer)
-        for number, image in enumerate(self._images, start=1):
-            if not isinstance(image, Tensor):
-                prepare(image, options["preprocess"], f"picture {number}")
-
     def step(self, number: int | None = None) -> None:
         """Count a finished step, and write it if it was recorded.
 
         Args:
             number: the step's number in the events; by default, ``step()`` calls are counted from 1.
         """
-        if self._closed:
-            raise InputError("the watch is closed")
         self.steps += 1
-        if self._failed:
+        if self._stopped:
             return
         step = self.steps if number is None else number
         recorded = self._recorded
@@ -195,7 +187,7 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
                 self._write_parameters(step)
         if self._pictures_every and (self.steps - 1) % self._pictures_every == 0:
             self.pictures(step)
-        if self.steps % self._every == 0 and not self._failed:
+        if self.steps % self._every == 0 and not self._stopped:
             self._hook_next_step()
 
     def pictures(self, number: int | None = None) -> None:
@@ -203,9 +195,7 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
 
         If they cannot be drawn, a text in the events and one warning say why.
         """
-        if self._closed:
-            raise InputError("the watch is closed")
-        if self._failed:
+        if self._stopped:
             return
         step, reason = self.steps if number is None else number, ""
         drawn: dict[str, Pixels] = {}
@@ -226,11 +216,11 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
             self._warned = True
 
     def close(self) -> None:
-        """Remove the hooks, and close the event file if this watch opened it."""
+        """Remove the hooks, and close the event file if this watch opened it; later steps are not recorded."""
         self._remove_hooks()
-        self._closed = True
         with self._writing():
             self._events.close()
+        self._stopped = True
 
     def __exit__(self, *_: object) -> None:
         """Close the watch."""
@@ -271,8 +261,8 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
                 yield
         except OutputError as error:
             self._remove_hooks()
-            if not self._failed:
-                self._failed = True
+            if not self._stopped:
+                self._stopped = True
                 warnings.warn(f"{error}; the training goes on unwatched", stacklevel=4)
 
     def _hook_next_step(self) -> None:
@@ -284,7 +274,7 @@ class TrainingWatch(AbstractContextManager["TrainingWatch"]):
                 method(module)
 
         self._training = self._model.training
-        with ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
             stack.enter_context(eagerly())
             stack.enter_context(starts(self._model.modules(), note))
             self._hooks = stack.pop_all()
@@ -393,7 +383,7 @@ def _parameter_gradients(model: nn.Module) -> Iterator[dict[str, TensorStatistic
         if parameter.grad is not None:
             gradients.update(dict.fromkeys(names[cast("nn.Parameter", parameter)], _statistics_or_none(parameter.grad)))
 
-    with ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         for parameter in names:
             if parameter.requires_grad and not is_lazy(parameter):
                 stack.callback(parameter.register_post_accumulate_grad_hook(keep).remove)
@@ -564,10 +554,10 @@ def write_diagnosis(found: Diagnosis, writer: SummaryWriter | str | Path, step: 
             add_histogram(events, f"activations/{row.name}", row.activations, step)
             if row.gradients is not None:
                 add_histogram(events, f"gradients/{row.name}", row.gradients, step)
-            if row.parameter_gradient is not None:
-                _add_scalar(events, f"gradient_norm/{row.name}", row.parameter_gradient, step)
+            if row.parameter_gradient is not None and math.isfinite(row.parameter_gradient):
+                events.add_scalar(f"gradient_norm/{row.name}", row.parameter_gradient, step)
             if row.dead is not None and row.channels:
-                _add_scalar(events, f"dead_share/{row.name}", len(row.dead) / row.channels, step)
+                events.add_scalar(f"dead_share/{row.name}", len(row.dead) / row.channels, step)
         add_picture(events, "diagnosis", found.sheet(), step)
         sentences = [*(finding.text for finding in found.findings), *found.remarks]
         text = "\n".join(f"- {sentence}" for sentence in sentences)
@@ -581,8 +571,3 @@ def write_check(result: CheckResult, writer: SummaryWriter | str | Path, step: i
     for ``write_explanation``.
     """
     write_events(result.to_log(), writer, step)
-
-
-def _add_scalar(events: Any, tag: str, value: float, step: int) -> None:
-    if math.isfinite(value):
-        events.add_scalar(tag, value, step)

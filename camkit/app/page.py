@@ -15,7 +15,7 @@ import gradio as gr
 import numpy as np
 from fastapi import FastAPI
 from markupsafe import Markup
-from PIL import Image, ImageDraw, ImageOps
+from PIL import Image, ImageOps
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import FileResponse, PlainTextResponse
 
@@ -23,7 +23,7 @@ from camkit.app.viewer import CHOSEN, FILL_NAMES, THRESHOLD, Look, Viewer, found
 from camkit.drawing.encode import encode
 from camkit.drawing.figure import percent
 from camkit.drawing.overlay import outlined
-from camkit.drawing.text import width_of, write
+from camkit.drawing.text import PAPER, Canvas, width_of
 from camkit.errors import CamkitError, InputError, as_error, as_markdown, brief, own_place, printable
 from camkit.explaining.explanation import Explanation
 from camkit.kit import wording
@@ -307,17 +307,16 @@ def _with_boxes(viewer: Viewer, look: Look) -> Pixels:
     if not viewer.detects(look.model):
         return picture
     size = max(12, min(picture.shape[:2]) // 25)
-    drawn = picture.copy()
+    drawn, canvas = picture.copy(), Canvas(picture.shape[1], picture.shape[0])
     boxes = [found_box(answer).box for answer in viewer.answers(look)]
     for box in reversed(boxes):
         drawn = outlined(drawn, box)
-    sheet = Image.fromarray(drawn)
+    canvas.picture(0, 0, drawn)
     for number, box in reversed(list(enumerate(boxes, 1))):
         left, top = max(box.left, 0), max(box.top, 0)
-        tag = left, top, left + width_of(str(number), size) + size * 0.6, top + size * 1.3
-        ImageDraw.Draw(sheet).rectangle(tag, fill=(0, 0, 0))
-        write(sheet, left + size * 0.3, top + size * 0.65, str(number), size=size, colour=(255, 255, 255))
-    return np.asarray(sheet)
+        canvas.box(left, top, left + width_of(str(number), size) + size * 0.6, top + size * 1.3, (0, 0, 0))
+        canvas.text(left + size * 0.3, top + size * 0.65, str(number), size=size, colour=PAPER)
+    return canvas.pixels()
 
 
 def _drawn(viewer: Viewer, look: Look, alpha: float) -> Pixels:

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from PIL import Image
+from torchvision.ops import box_area, box_iou
 
 import camkit
 from camkit.drawing.encode import shrink
 from camkit.drawing.figure import percent
-from camkit.errors import ImageError, InputError, TargetError, as_error, refuse
+from camkit.errors import ImageError, InputError, TargetError, as_error
 from camkit.explaining.explainer import Explainer
 from camkit.explaining.explanation import Explanation
 from camkit.images.read import open_picture
@@ -50,9 +51,8 @@ class FoundBox(NamedTuple):
 
     def same_as(self, other: FoundBox) -> float:
         """Return the overlap with another box (intersection over union); 0 if it is of another class."""
-        both = Box(*map(max, self.box[:2], other.box[:2]), *map(min, self.box[2:], other.box[2:]))
-        union = area(self.box) + area(other.box) - area(both)
-        return area(both) / union if union and self.label == other.label else 0.0
+        overlap = box_iou(torch.tensor([self.box]), torch.tensor([other.box]))
+        return overlap.item() if self.label == other.label else 0.0
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,8 @@ class Viewer:
         ]
         if not boxes_there:
             raise InputError("there is no box there; click inside one")
-        return min(boxes_there, key=lambda found: area(found.box))
+        areas = box_area(torch.tensor([found.box for found in boxes_there]))
+        return boxes_there[int(areas.argmin())]
 
     def _number(self, look: Look) -> int | None:
         """Return the index, among the answers, of the box that is looked at; None if it is no longer found."""
@@ -272,11 +273,11 @@ class Viewer:
         Raises:
             InputError: the model is a detector, whose boxes move when parts of the picture are hidden.
         """
-        target = self._contrasted(look)
-        moves = "its boxes move if parts of the picture are hidden"
         if self.detects(look.model):
-            raise InputError(f"methods cannot be compared on a detector: {moves}")
-        explainer = self._explainer(look.model, None, None)
+            raise InputError(
+                "methods cannot be compared on a detector: its boxes move if parts of the picture are hidden"
+            )
+        explainer, target = self._explainer(look.model, None, None), self._contrasted(look)
         return camkit.compare(explainer, self.picture(look), target_layer=look.layer, target=target).sheet()
 
     def methods(self) -> list[str]:
@@ -289,17 +290,8 @@ class Viewer:
 
 
 def covered(picture: Image.Image, cover: tuple[int, int, int, int], fill: str) -> Image.Image:
-    """Return a picture whose rectangle is filled: blurred, with the mean colour, or from its surroundings.
-
-    Raises:
-        InputError: the fill is unknown, or the rectangle is not inside the picture.
-    """
-    (left, top_, right, bottom), size = cover, f"{picture.width} x {picture.height}"
-    is_inside = 0 <= left < right <= picture.width and 0 <= top_ < bottom <= picture.height
-    refuse(
-        (fill not in FILL_NAMES, f"cover a part with one of {', '.join(FILL_NAMES)}, not {fill!r}"),
-        (not is_inside, f"the rectangle {cover} is not inside a picture of {size} pixels"),
-    )
+    """Return a picture whose rectangle is filled: blurred, with the mean colour, or from its surroundings."""
+    left, top_, right, bottom = cover
     values = torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255
     hole = torch.zeros(values.shape[1:], dtype=torch.bool)
     hole[top_:bottom, left:right] = True
@@ -317,8 +309,3 @@ def found_box(row: Explanation) -> FoundBox:
     """Return the box of a detector's answer."""
     assert row.detection is not None
     return FoundBox(row.detection, row.target)
-
-
-def area(box: Box) -> float:
-    """Return the area of a box; 0 if its sides are in the wrong order."""
-    return max(0.0, box.right - box.left) * max(0.0, box.bottom - box.top)

@@ -31,7 +31,6 @@ from camkit.background.experiment import (
     Answers,
     Experiment,
     HeatRow,
-    Unusable,
     heat_rows,
     remark_on_heat,
 )
@@ -145,9 +144,6 @@ def check(
         'INCONCLUSIVE'
     """
     refuse_unknown_options(check, options, PlanOptions.__annotations__)
-    for name, path in {"out": out, "baseline": baseline, "card": card, **options}.items():
-        if path == "":  # from an unset variable; it would mean the current folder
-            raise InputError(f"{name} is empty; name a file or a folder, or leave {name} out")
     run = {"out": out, "baseline": baseline, "fail_on_worse": fail_on_worse, "inconclusive": inconclusive}
     options["config"] = as_settings(options.get("config")).with_options(
         named=_argument, run={**run, "resume": resume, "card": card}
@@ -166,7 +162,6 @@ def plan_check(
     **options: Unpack[PlanOptions],
 ) -> Plan:
     """Read everything that a check needs, without computing anything. The arguments are those of ``check``."""
-    refuse_unknown_options(plan_check, options, PlanOptions.__annotations__)
     in_memory = data is not None and not isinstance(data, (str, os.PathLike))
     settings = as_settings(options.get("config")).with_options(
         named=_argument,
@@ -260,7 +255,7 @@ def finish_check(
         earlier = read_baseline(renamed if settings.resume and own and not baseline.exists() else baseline)
         check_comparable(earlier, plan.hashes, plan.reported_settings, baseline)
         first = next(heat_rows(plan, plan.data.items[:1]))
-        if isinstance(first, HeatRow):
+        if not first.error:
             grids = [] if first.in_region is None else ["x".join(map(str, first.in_region.grid))]
             check_heat(earlier, first.layer, grids)
     journal = None if out is None else out / "unfinished.jsonl"  # the finished rows, to resume from
@@ -357,21 +352,20 @@ def _run(
     )
 
 
-def _usable(heat: Mapping[str, HeatRow | Unusable]) -> tuple[dict[str, HeatRow], dict[str, str]]:
+def _usable(heat: Mapping[str, HeatRow]) -> tuple[dict[str, HeatRow], dict[str, str]]:
     """Return the rows of the pictures that the model answered, and why the others cannot be used.
 
     Raises:
         InputError, RunError: there is no such row.
     """
-    answered = {name: row for name, row in heat.items() if isinstance(row, HeatRow)}
-    usable = {name: row for name, row in answered.items() if row.answer.output != NO_ANSWER}
+    usable = {name: row for name, row in heat.items() if not row.error and row.answer.output != NO_ANSWER}
     failures = {
-        name: row.error if isinstance(row, Unusable) else f"{name}: the model's output holds NaN or infinity"
+        name: row.error or f"{name}: the model's output holds NaN or infinity"
         for name, row in heat.items()
         if name not in usable
     }
-    if not usable and len(answered) == len(failures) > 0:
-        raise RunError(f"the model answers NaN or infinity to every picture, such as {next(iter(answered))}")
+    if heat and not usable and not any(row.error for row in heat.values()):
+        raise RunError(f"the model answers NaN or infinity to every picture, such as {next(iter(heat))}")
     if not usable:
         raise InputError(f"no picture could be used: {next(iter(failures.values()), 'there are none')}")
     return usable, failures
@@ -443,10 +437,9 @@ def _worker(
 ) -> Callable[[Sequence[str]], list[PictureRow]]:
     """Return what computes rows from names with a model of its own; it keeps loaded pictures from piece to piece."""
     plan = with_model(model)
-    items = {item.name: item for item in plan.data.items}
     list(heat_rows(plan, plan.data.items[:1]))  # all of them choose the layer by the same picture
     rows_of: RowsOf[Any] = functools.partial(heat_rows, plan) if kind == HEAT.name else Experiment(plan).rows
-    return lambda names: list(rows_of([items[name] for name in names]))
+    return lambda names: list(rows_of([plan.by_name[name] for name in names]))
 
 
 def starter_config(data: Dataset, settings: Settings) -> str:

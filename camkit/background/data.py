@@ -158,8 +158,23 @@ def read_data(
     Raises:
         InputError: there are no labelled pictures, or there are regions and none of them belongs to a picture.
     """
+    only = None if class_map is None else {name for name, entries in class_map.items() if entries is not None}
     try:
-        root, sources, labelled = _labelled(data, regions, group, skip, class_map)
+        refuse_pipe(data)
+        if not data.exists() or (data.is_file() and has_picture_suffix(data.name)):
+            raise InputError(
+                f"{data} {'is a single picture, but the check needs many' if data.exists() else 'does not exist'}; "
+                "pass a folder with a folder per class, or a CSV with the columns path and label"
+            )
+        table = data if data.suffix.lower() in (".yaml", ".yml") else None
+        data = data if table is None else pictures_of(table)
+        root = data if data.is_dir() else data.parent
+        # A folder may hold pictures of a class although its name is usual for folders of regions: "mask" may be a class
+        # of people who wear masks. It does if the class map names it or its pictures are photographs.
+        usual = [folder for folder in root.iterdir() if names_masks(folder.name) and folder.is_dir()]
+        of_classes = {folder.name for folder in usual if folder.name in (only or ()) or holds_photographs(folder)}
+        sources = find_regions(root, of_classes, table) if regions is None else read_regions(regions, table)
+        labelled = _label_pictures(data, sources, group, skip, regions, only, of_classes)
     except OSError as error:  # any folder or file may be unreadable
         raise InputError(f"{error.filename or data} cannot be read: {error.strerror or error}") from error
     return joined(root, sources, labelled, class_map, also)
@@ -199,33 +214,6 @@ def joined(
     else:
         dataset = replace(dataset, facts=(*dataset.facts, f"no regions (camkit reads {READ})"))
     return replace(dataset, left_out={reason: names for reason, names in dataset.left_out.items() if names})
-
-
-def _labelled(
-    data: Path,
-    regions: Path | None,
-    group: str | None,
-    skip: Path | None,
-    class_map: ClassMap | None,
-) -> tuple[Path, list[Annotations], Labelled]:
-    """Return the folder, the sources of the objects, and the labelled pictures."""
-    only = None if class_map is None else {name for name, entries in class_map.items() if entries is not None}
-    refuse_pipe(data)
-    if not data.exists() or (data.is_file() and has_picture_suffix(data.name)):
-        raise InputError(
-            f"{data} {'is a single picture, but the check needs many' if data.exists() else 'does not exist'}; pass a "
-            "folder with a folder per class, or a CSV with the columns path and label"
-        )
-    table = data if data.suffix.lower() in (".yaml", ".yml") else None
-    if table is not None:
-        data = pictures_of(table)
-    root = data if data.is_dir() else data.parent
-    # A folder may hold pictures of a class although its name is usual for folders of regions: "mask" may be a class of
-    # people who wear masks. It does if the class map names it or its pictures are photographs.
-    usual = [folder for folder in root.iterdir() if names_masks(folder.name) and folder.is_dir()]
-    of_classes = {folder.name for folder in usual if folder.name in (only or ()) or holds_photographs(folder)}
-    sources = find_regions(root, of_classes, table) if regions is None else read_regions(regions, table)
-    return root, sources, _label_pictures(data, sources, group, skip, regions, only, of_classes)
 
 
 def _annotated(data: Dataset, sources: Sequence[Annotations], also: Mapping[str, frozenset[str]]) -> Dataset:
@@ -523,14 +511,11 @@ def match_classes(
 
 def _outputs_by_name(labels: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """Return the outputs for each label and synonym; a complete label takes precedence over a synonym."""
-    complete: dict[str, tuple[int, ...]] = {}
-    synonyms: dict[str, tuple[int, ...]] = {}
+    complete, synonyms = defaultdict[str, tuple[int, ...]](tuple), defaultdict[str, tuple[int, ...]](tuple)
     for number, label in enumerate(labels):
-        name = normalize_name(label)
-        complete[name] = (*complete.get(name, ()), number)
+        complete[normalize_name(label)] += (number,)
         for part in label.split(","):
-            name = normalize_name(part)
-            synonyms[name] = (*synonyms.get(name, ()), number)
+            synonyms[normalize_name(part)] += (number,)
     return {**synonyms, **complete}
 
 

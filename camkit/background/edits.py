@@ -67,15 +67,11 @@ def fill_with_texture(picture: Float[Tensor, "c h w"], hole: Bool[Tensor, "h w"]
     if rectangle is None:
         return fill_smoothly(picture, hole)
     left, top, right, bottom = rectangle
-    rows, columns = _mirrored_indices(hole.shape[0], top, bottom), _mirrored_indices(hole.shape[1], left, right)
+    rows, columns = (
+        torch.from_numpy(np.pad(np.arange(start, end), (start, length - end), mode="symmetric"))
+        for length, start, end in ((hole.shape[0], top, bottom), (hole.shape[1], left, right))
+    )
     return torch.where(hole, picture[:, rows][:, :, columns], picture)
-
-
-def _mirrored_indices(length: int, start: int, end: int) -> Tensor:
-    """Return, for each index of an axis, the index in start..end that shows there if both ends are mirrors."""
-    span = end - start
-    offsets = (torch.arange(length) - start) % (2 * span)
-    return start + torch.where(offsets < span, offsets, 2 * span - 1 - offsets)
 
 
 def largest_rectangle(hole: Bool[Tensor, "h w"]) -> tuple[int, int, int, int] | None:
@@ -160,9 +156,23 @@ class PreparedPicture:
         return torch.where(self.shades.view, tensor, self.tensor)
 
     def pasted_on(self, background: PreparedPicture, fill: str) -> Float[Tensor, "c h w"]:
-        """Return the object on the background of another picture, at the same place."""
+        """Return the object on the background of another picture, at the same place.
+
+        The background is resized and cropped to cover the same part of the input, if the two differ.
+        """
         assert self.region is not None
-        return self.tensor * self.region + _behind(self, background, fill) * (1 - self.region)
+        lent, whole, view = background.as_background[fill], background.shades.view, self.shades.view
+        if not torch.equal(whole, view):
+            (left, top, right, bottom), (start, first, end, last) = extent(whole), extent(view)
+            height, width = last - first, end - start
+            times = max(height / (bottom - top), width / (right - left))
+            size = max(height, round(times * (bottom - top))), max(width, round(times * (right - left)))
+            shown = lent[None, :, top:bottom, left:right]
+            resized = functional.interpolate(shown, size, mode="bilinear", antialias=True)[0]
+            down, across = (size[0] - height) // 2, (size[1] - width) // 2
+            lent = self.tensor.clone()
+            lent[:, first:last, start:end] = resized[:, down : down + height, across : across + width]
+        return self.tensor * self.region + lent * (1 - self.region)
 
     @functools.cached_property
     def as_background(self) -> dict[str, Float[Tensor, "c h w"]]:
@@ -192,63 +202,36 @@ Backgrounds: TypeAlias = Mapping[str, PreparedPicture]
 """The pictures that lend their background or their statistics, by name."""
 
 
-def region_edits(picture: PreparedPicture, same: Backgrounds, other: Backgrounds) -> Edits:
-    """List the edits of a picture whose object's region is known."""
+def edits_of(
+    picture: PreparedPicture, same: Backgrounds, other: Backgrounds, cues: Sequence[str], ring: float
+) -> Edits:
+    """List the edits of a picture: what is behind its object, its statistics, and the object itself.
+
+    Without regions, the outer ring, whose width is ``ring`` of each side, is what is behind the object.
+    """
+    arms: Sequence[tuple[Arm, Arm, Backgrounds]] = (("same", "same-cue", same), ("other", "other-cue", other))
     listed: Edits = {}
-    boxes = picture.hole if picture.has_room_beside(picture.hole) else None
-    for fill in FILLS:
-        for edit, background in _lent(fill, ("same", same), ("other", other)):
-            listed[edit] = functools.partial(picture.pasted_on, background, fill)
-        if boxes is not None:
-            listed[Edit("removed", fill)] = functools.partial(picture.with_fill, fill, boxes)
+    if picture.region is None:
+        outer = outer_ring((picture.tensor.shape[1], picture.tensor.shape[2]), ring)
+        grey = (picture.shades.black + picture.shades.white) / 2
+        for arm, _, backgrounds in arms:
+            for lender, background in backgrounds.items():
+                listed[Edit(arm, RING, lender)] = functools.partial(picture.tensor.where, ~outer, background.tensor)
+        listed[Edit("removed", RING)] = functools.partial(picture.tensor.where, outer, grey)
+    else:
+        boxes = picture.hole if picture.has_room_beside(picture.hole) else None
+        for fill in FILLS:
+            for arm, _, backgrounds in arms:
+                for lender, background in backgrounds.items():
+                    listed[Edit(arm, fill, lender)] = functools.partial(picture.pasted_on, background, fill)
+            if boxes is not None:
+                listed[Edit("removed", fill)] = functools.partial(picture.with_fill, fill, boxes)
+    # Statistics are those of three colours; the first background of either kind lends its own
+    for cue in cues if len(picture.tensor) == 3 and same and other else ():
+        for _, arm, backgrounds in arms:
+            lender, background = next(iter(backgrounds.items()))
+            listed[Edit(arm, cue, lender)] = functools.partial(picture.with_value, cue, background)
     return listed
-
-
-def cue_edits(picture: PreparedPicture, same: Backgrounds, other: Backgrounds, names: Sequence[str]) -> Edits:
-    """List the exchanges of the picture's statistics: with a picture of its own class, and one of another class."""
-    if not (len(picture.tensor) == 3 and same and other):  # statistics are those of three colours
-        return {}
-    first_same, first_other = (dict([next(iter(backgrounds.items()))]) for backgrounds in (same, other))
-    return {
-        edit: functools.partial(picture.with_value, cue, lender)
-        for cue in names
-        for edit, lender in _lent(cue, ("same-cue", first_same), ("other-cue", first_other))
-    }
-
-
-def ring_edits(picture: PreparedPicture, same: Backgrounds, other: Backgrounds, share: float) -> Edits:
-    """List the edits of a picture without regions: its middle in the rings of other pictures, and its ring alone."""
-    outer = outer_ring((picture.tensor.shape[1], picture.tensor.shape[2]), share)
-    listed: Edits = {
-        edit: functools.partial(picture.tensor.where, ~outer, background.tensor)
-        for edit, background in _lent(RING, ("same", same), ("other", other))
-    }
-    grey = (picture.shades.black + picture.shades.white) / 2
-    listed[Edit("removed", RING)] = functools.partial(picture.tensor.where, outer, grey)
-    return listed
-
-
-def _lent(fill: str, *arms: tuple[Arm, Backgrounds]) -> Iterator[tuple[Edit, PreparedPicture]]:
-    """Return an edit for each background, with the picture that lends it."""
-    return (
-        (Edit(arm, fill, lender), background) for arm, backgrounds in arms for lender, background in backgrounds.items()
-    )
-
-
-def _behind(picture: PreparedPicture, background: PreparedPicture, fill: str) -> Float[Tensor, "c h w"]:
-    """Return a background for a picture: resized and cropped to cover the same part of the input, if the two differ."""
-    lent, whole, view = background.as_background[fill], background.shades.view, picture.shades.view
-    if torch.equal(whole, view):
-        return lent
-    (left, top, right, bottom), (start, first, end, last) = extent(whole), extent(view)
-    height, width = last - first, end - start
-    times = max(height / (bottom - top), width / (right - left))
-    size = max(height, round(times * (bottom - top))), max(width, round(times * (right - left)))
-    resized = functional.interpolate(lent[None, :, top:bottom, left:right], size, mode="bilinear", antialias=True)[0]
-    down, across = (size[0] - height) // 2, (size[1] - width) // 2
-    covered = picture.tensor.clone()
-    covered[:, first:last, start:end] = resized[:, down : down + height, across : across + width]
-    return covered
 
 
 Partners: TypeAlias = tuple[tuple[tuple[Item, ...], ...], tuple[tuple[Item, ...], ...]]
@@ -280,6 +263,26 @@ def draw_partners(sample: Sequence[Item], backgrounds: Sequence[Item], wanted: i
     # intervals need 5 groups.
     counts = {label: min(MOST_CANDIDATES, max(1, count // 8)) for label, count in groups.items()}
     rotations: dict[tuple[str, str], Iterator[Item]] = {}
+
+    def candidates(item: Item, label: str, kind: str, rng: np.random.Generator) -> tuple[Item, ...]:
+        """Return candidates of a class, of other groups: the next one in turn, and others drawn at random.
+
+        The pictures of a class get the backgrounds of a class in a random order that repeats. Spare backgrounds have a
+        rotation of their own ``kind``: with a common one, each picture would skip the spares of the picture before, and
+        in a class of 12 pictures only 3 might ever serve.
+        """
+        of_class, pair = by_class.get(label, []), (item.label, label + kind)
+        if of_class and pair not in rotations:
+            last, *order = own_generator("\0".join(pair), seed).permutation(len(of_class)).tolist()
+            rotations[pair] = itertools.cycle([of_class[number] for number in (*order, last)])
+        tried = itertools.islice(rotations.get(pair, ()), len(of_class))
+        first = next((background for background in tried if background.group != item.group), None)
+        if first is None:
+            return ()
+        others = [background for background in of_class if background.group != item.group and background != first]
+        drawn = rng.choice(len(others), min(counts[label] - 1, len(others)), replace=False) if others else ()
+        return (first, *(others[number] for number in drawn))
+
     turns = Counter[str]()
     drawn: dict[Item, Partners] = {}
     for item in sample:
@@ -289,44 +292,11 @@ def draw_partners(sample: Sequence[Item], backgrounds: Sequence[Item], wanted: i
         rng, turn = own_generator(item.name, seed), [""] * wanted + [" to spare"] * 3
         in_turn = [others[(start + entry) % len(others)] for entry in range(len(turn))] if others else []
         own, foreign = (
-            tuple(
-                _candidates(item, of_class, _next_background(rotations, item, of_class, seed, kind), counts[label], rng)
-                for kind, label in zip(turn, labels, strict=False)
-                if (of_class := by_class.get(label))
-            )
+            tuple(filter(None, (candidates(item, label, kind, rng) for kind, label in zip(turn, labels, strict=False))))
             for labels in ([item.label] * len(turn), in_turn)
         )
-        own, foreign = tuple(filter(None, own)), tuple(filter(None, foreign))
         drawn[item] = (own, foreign) if own and foreign else ((), ())
     return drawn
-
-
-def _next_background(
-    rotations: dict[tuple[str, str], Iterator[Item]], item: Item, of_class: Sequence[Item], seed: int, kind: str
-) -> Item | None:
-    """Return the next background of a class for a picture; None if all are of the picture's own group.
-
-    The pictures of a class get the backgrounds of a class in a random order that repeats. Spare backgrounds have a
-    rotation of their own ``kind``: with a common one, each picture would skip the spares of the picture before, and in
-    a class of 12 pictures only 3 might ever serve.
-    """
-    pair = (item.label, of_class[0].label + kind)
-    if pair not in rotations:
-        first, *others = own_generator("\0".join(pair), seed).permutation(len(of_class)).tolist()
-        rotations[pair] = itertools.cycle([of_class[number] for number in (*others, first)])
-    tried = itertools.islice(rotations[pair], len(of_class))
-    return next((background for background in tried if background.group != item.group), None)
-
-
-def _candidates(
-    item: Item, backgrounds: Sequence[Item], first: Item | None, count: int, rng: np.random.Generator
-) -> tuple[Item, ...]:
-    """Return ``count`` candidates: the first one and others drawn at random; none if there is no first one."""
-    if first is None:
-        return ()
-    others = [background for background in backgrounds if background.group != item.group and background != first]
-    drawn = rng.choice(len(others), min(count - 1, len(others)), replace=False).tolist() if others else []
-    return (first, *(others[number] for number in drawn))
 
 
 def own_generator(name: str, seed: int) -> np.random.Generator:
@@ -378,11 +348,6 @@ def _sums(values: Float[np.ndarray, "h w *c"], where: Where) -> Value:
     return np.array(cv2.mean(values, where.view(np.uint8))[:channels]) * np.count_nonzero(where)
 
 
-def measure_sharpness(picture: Picture, where: Where) -> Value:
-    """Return the sharpness, 0..1."""
-    return np.array([_sharpness(brightness(picture), where)])
-
-
 def impose_sharpness(picture: Picture, where: Where, value: Value) -> Picture:
     """Blur or sharpen a picture until it has the given sharpness, within the largest blur and sharpening."""
     bright, target = brightness(picture), float(value[0])
@@ -425,11 +390,6 @@ def _deviation(residual: Float[np.ndarray, " n"]) -> float:
 def _is_below(residual: Float[np.ndarray, " n"], deviation: float) -> bool:
     """Whether the deviation is below a value. Counting is faster than finding the median."""
     return 2 * int(np.count_nonzero(np.abs(residual) < deviation * _MAD)) > len(residual)
-
-
-def measure_noise(picture: Picture, where: Where) -> Value:
-    """Return the deviation of the noise in the brightness, by the median, which edges hardly move."""
-    return np.array([_deviation(_residual(brightness(picture))[where])])
 
 
 def impose_noise(picture: Picture, where: Where, value: Value) -> Picture:
@@ -488,8 +448,9 @@ class Cue(NamedTuple):
 COMPRESSION = "compression"
 
 CUES: Mapping[str, Cue] = {
-    "sharpness": Cue(measure_sharpness, impose_sharpness),
-    "noise": Cue(measure_noise, impose_noise),
+    "sharpness": Cue(lambda picture, where: np.array([_sharpness(brightness(picture), where)]), impose_sharpness),
+    # The deviation of the noise in the brightness, by the median, which edges hardly move
+    "noise": Cue(lambda picture, where: np.array([_deviation(_residual(brightness(picture))[where])]), impose_noise),
     "colour": Cue(measure_colour, impose_colour),
     COMPRESSION: Cue(None, impose_compression),
 }

@@ -154,17 +154,19 @@ def image_rows(plan: Plan, heat: Mapping[str, HeatRow], answers: Mapping[str, An
         answers: the answers to each picture's edits, by name.
     """
     energies = compare_maps(plan.data.items, heat)
-    items = {item.name: item for item in plan.data.items}
     rows = []
-    for name, item in ((name, item) for name, item in items.items() if name in heat):
+    for name, item in ((name, item) for name, item in plan.by_name.items() if name in heat):
         shown, of_map = heat[name].answer, heat[name].in_region
         outputs, of_edits = plan.outputs[item.label], answers.get(name, {})
         right = {edit: answer.output in outputs for edit, answer in of_edits.items()}
         named = {edit: plan.name_of(answer.output) for edit, answer in of_edits.items()}
-        lent = {edit: items[edit.lender] for edit in of_edits if edit.arm in ("same", "other")}
+        lent = {edit: plan.by_name[edit.lender] for edit in of_edits if edit.arm in ("same", "other")}
         counted = {edit: behind for edit, behind in lent.items() if not plan.excuses(named[edit], behind)}
-        pasted_right = {edit: right[edit] for edit in counted}
-        fills = sorted(_by_fill(pasted_right, "same").keys() & _by_fill(pasted_right, "other").keys())
+        share = {
+            of: float(np.mean([right[edit] for edit in edits]))
+            for of, edits in grouped(counted, lambda edit: (edit.arm, edit.fill)).items()
+        }
+        fills = sorted(fill for arm, fill in share if arm == "same" and ("other", fill) in share)
         answered = {edit: Pasted(behind.label, behind.group, named[edit]) for edit, behind in counted.items()}
         rows.append(
             ImageRow(
@@ -178,8 +180,8 @@ def image_rows(plan: Plan, heat: Mapping[str, HeatRow], answers: Mapping[str, An
                 grid=None if of_map is None else of_map.grid,
                 **energies.get(name, {}),
                 **({} if of_map is None else of_map.measures),
-                same={fill: _share(pasted_right, "same", fill) for fill in fills},
-                other={fill: _share(pasted_right, "other", fill) for fill in fills},
+                same={fill: share["same", fill] for fill in fills},
+                other={fill: share["other", fill] for fill in fills},
                 pasted={fill: tuple(one for edit, one in answered.items() if edit.fill == fill) for fill in fills},
                 removed=_by_fill(right, "removed"),
                 named=_by_fill(named, "removed"),
@@ -196,11 +198,6 @@ _T = TypeVar("_T")
 def _by_fill(values: Mapping[Edit, _T], arm: Arm) -> dict[str, _T]:
     """Return the values of the edits of one arm, by fill."""
     return {edit.fill: value for edit, value in values.items() if edit.arm == arm}
-
-
-def _share(right: Mapping[Edit, bool], arm: Arm, fill: str) -> float:
-    """Return the share of right answers to the edits of one arm with one fill."""
-    return float(np.mean([is_right for edit, is_right in right.items() if (edit.arm, edit.fill) == (arm, fill)]))
 
 
 _Z, _ROUNDING = 1.96, 1e-9
@@ -568,33 +565,20 @@ def _attractions(
             named_elsewhere.update({pasted.named} - classes)
         for name, pairs in pairs_on.items():
             elsewhere = len(shown) - involving[name]
-            if elsewhere:
-                lenders = effective_groups([row.group for row in rows if row.label == name]) or len(pairs)
-                rate = named_elsewhere[name] / elsewhere
-                attractions[name][key] = _attraction(name, pairs, rate, lenders, limit, seed, resamples)
+            if not elsewhere:
+                continue
+            rate = named_elsewhere[name] / elsewhere
+            terms = np.array([(float(pasted.named == name), rate, 1.0) for _, pasted in pairs])
+            objects, backgrounds = [row.group for row, _ in pairs], [pasted.group for _, pasted in pairs]
+            sums = bootstrap_sums(terms, group_numbers(objects), [seed, seed_of(name)], resamples)
+            residuals = terms[:, 0] - terms[:, 0].mean()
+            variance = added_variance(residuals, group_numbers(objects), group_numbers(backgrounds))
+            # The class's own pictures lend the backgrounds
+            lenders = effective_groups([row.group for row in rows if row.label == name]) or len(pairs)
+            least = min(len(set(backgrounds)), lenders)
+            measured = _measured_effect(sums, terms, objects, limit, variance, least)
+            attractions[name][key] = replace(measured, pictures=len({row.name for row, _ in pairs}))
     return attractions
-
-
-def _attraction(
-    name: str,
-    pairs: Sequence[tuple[ImageRow, Pasted]],
-    rate_elsewhere: float,
-    lenders: int,
-    limit: float,
-    seed: int,
-    resamples: int,
-) -> MeasuredEffect:
-    """Test the attraction of one class, over the groups of the objects and over those of its backgrounds.
-
-    ``lenders`` is the effective number of groups of the class's own pictures, which lend the backgrounds.
-    """
-    terms = np.array([(float(pasted.named == name), rate_elsewhere, 1.0) for _, pasted in pairs])
-    objects, backgrounds = [row.group for row, _ in pairs], [pasted.group for _, pasted in pairs]
-    sums = bootstrap_sums(terms, group_numbers(objects), [seed, seed_of(name)], resamples)
-    residuals = terms[:, 0] - terms[:, 0].mean()
-    variance = added_variance(residuals, group_numbers(objects), group_numbers(backgrounds))
-    measured = _measured_effect(sums, terms, objects, limit, variance, min(len(set(backgrounds)), lenders))
-    return replace(measured, pictures=len({row.name for row, _ in pairs}))
 
 
 def _backgrounds_of_gap(rows: Sequence[ImageRow], fills: Sequence[str]) -> tuple[float, int]:
@@ -643,14 +627,51 @@ def _measure(
 ) -> Measures:
     """Return the measures of a class, whose attraction was measured before, or of all classes together.
 
-    By fill, ``chances`` says how often the answer to each picture without its object would be right by chance.
+    By fill, ``chances`` says how often the answer to each picture without its object would be right by chance. The
+    skill, and the gap, the sufficiency and the exchanged statistics by fill, are measured on the same resamples: each
+    is a ratio of sums over the pictures that have it, so each adds three columns of terms to one resampling.
     """
-    skill, measured = _effects(name, rows, limits, seed, chances, resamples)
+    skill: Estimate | None = None
+    measured: dict[EffectName, dict[str, MeasuredEffect]] = {"gap": {}, "sufficiency": {}}
+    sets = _with_all(sorted({fill for row in rows for fill in row.same.keys() & row.other.keys()}))
+    shares: dict[tuple[EffectName | Literal["skill"], str], list[list[tuple[float | None, float | None]]]] = {
+        **{
+            ("gap", key): [[(row.same.get(fill), row.other.get(fill)) for fill in fills] for row in rows]
+            for key, fills in sets.items()
+        },
+        **{
+            ("sufficiency", key): [
+                [(row.removed.get(fill), chances[fill][number]) for fill in fills] for number, row in enumerate(rows)
+            ]
+            for key, fills in _with_all(sorted(chances)).items()
+        },
+        **{  # statistics of the whole picture fill nothing
+            (cue, "whole picture"): [[(row.same_cue.get(cue), row.other_cue.get(cue))] for row in rows]
+            for cue in sorted(CUE_NAMES)
+        },
+        ("skill", ""): [[row.skill or (None, None)] for row in rows],
+    }
+    terms = {of: columns for of, pairs in shares.items() if rows and (columns := _paired(pairs)).any()}
+    numbers = group_numbers([row.group for row in rows])
+    strata = strata_of_groups(numbers, [row.label for row in rows])
+    stacked = np.hstack([*terms.values(), np.zeros((len(rows), 0))])
+    all_sums = bootstrap_sums(stacked, numbers, [seed, seed_of(name)], resamples, strata) if terms else stacked
+    for number, ((effect, fill), columns) in enumerate(terms.items()):
+        sums = all_sums[:, 3 * number : 3 * number + 3]
+        groups = [row.group for row, (_, second, count) in zip(rows, columns, strict=True) if count or second]
+        if effect == "skill":  # sum(E - S) / sum(C - S); NaN if the denominator is not positive
+            (gained, possible, _), (own, most, _) = sums.T, columns.sum(0)
+            draws = gained / np.where(possible > 0, possible, np.nan)
+            skill = interval(draws, float(own / most) if most > 0 else math.nan, len(set(groups)))
+        else:
+            shown = _backgrounds_of_gap(rows, sets[fill]) if effect == "gap" else (0.0, sys.maxsize)
+            of_fill = _measured_effect(sums, columns, groups, limit_of(effect, limits), *shown)
+            measured.setdefault(effect, {})[fill] = of_fill
     effects: dict[EffectName, Effect] = {}
-    for effect, with_all in {**measured, "attraction": attraction}.items():
+    for effect_name, with_all in {**measured, "attraction": attraction}.items():
         by_fill = {fill: of_fill for fill, of_fill in with_all.items() if fill != ALL_FILLS}
         mean = with_all.get(ALL_FILLS) or next(iter(by_fill.values()), None)
-        effects[effect] = Effect(effect, by_fill, limit_of(effect, limits), mean, name)
+        effects[effect_name] = Effect(effect_name, by_fill, limit_of(effect_name, limits), mean, name)
     if not rows:
         return Measures(name, 0, 0, Estimate(math.nan, math.nan, math.nan, 0), 0.0, effects=effects)
     right = sum(row.right for row in rows)
@@ -672,64 +693,6 @@ def _measure(
         area=_mean([row.area for row in rows]),
         effects=effects,
     )
-
-
-def _effects(
-    name: str,
-    rows: Sequence[ImageRow],
-    limits: Limits,
-    seed: int,
-    chances: Mapping[str, Sequence[float]],
-    resamples: int,
-) -> tuple[Estimate | None, dict[EffectName, dict[str, MeasuredEffect]]]:
-    """Measure the skill, and the gap, the sufficiency and the exchanged statistics by fill, on the same resamples.
-
-    Each is a ratio of sums over the pictures that have it, so each adds three columns of terms to one resampling.
-    """
-    skill: Estimate | None = None
-    effects: dict[EffectName, dict[str, MeasuredEffect]] = {"gap": {}, "sufficiency": {}}
-    sets = _with_all(sorted({fill for row in rows for fill in row.same.keys() & row.other.keys()}))
-    terms = {key: columns for key, columns in _terms(rows, sets, chances).items() if columns.any()} if rows else {}
-    if not terms:
-        return skill, effects
-    groups_of_rows = group_numbers([row.group for row in rows])
-    strata = strata_of_groups(groups_of_rows, [row.label for row in rows])
-    all_sums = bootstrap_sums(np.hstack(list(terms.values())), groups_of_rows, [seed, seed_of(name)], resamples, strata)
-    for number, ((effect, fill), columns) in enumerate(terms.items()):
-        sums = all_sums[:, 3 * number : 3 * number + 3]
-        groups = [row.group for row, (_, second, count) in zip(rows, columns, strict=True) if count or second]
-        if effect == "skill":  # sum(E - S) / sum(C - S); NaN if the denominator is not positive
-            (gained, possible, _), (own, most, _) = sums.T, columns.sum(0)
-            draws = gained / np.where(possible > 0, possible, np.nan)
-            skill = interval(draws, float(own / most) if most > 0 else math.nan, len(set(groups)))
-        else:
-            shown = _backgrounds_of_gap(rows, sets[fill]) if effect == "gap" else (0.0, sys.maxsize)
-            measured = _measured_effect(sums, columns, groups, limit_of(effect, limits), *shown)
-            effects.setdefault(effect, {})[fill] = measured
-    return skill, effects
-
-
-def _terms(
-    rows: Sequence[ImageRow], sets: Mapping[str, Sequence[str]], chances: Mapping[str, Sequence[float]]
-) -> dict[tuple[EffectName | Literal["skill"], str], Float[np.ndarray, "n 3"]]:
-    """Return each picture's terms, by effect and fill. ``sets`` has the fills of the gap."""
-    return {
-        **{
-            ("gap", key): _paired([[(row.same.get(fill), row.other.get(fill)) for fill in fills] for row in rows])
-            for key, fills in sets.items()
-        },
-        **{
-            ("sufficiency", key): _paired(
-                [[(row.removed.get(fill), chances[fill][number]) for fill in fills] for number, row in enumerate(rows)]
-            )
-            for key, fills in _with_all(sorted(chances)).items()
-        },
-        **{  # statistics of the whole picture fill nothing
-            (cue, "whole picture"): _paired([[(row.same_cue.get(cue), row.other_cue.get(cue))] for row in rows])
-            for cue in sorted(CUE_NAMES)
-        },
-        ("skill", ""): _paired([[row.skill or (None, None)] for row in rows]),
-    }
 
 
 def _paired(shares: Sequence[Sequence[tuple[float | None, float | None]]]) -> Float[np.ndarray, "n 3"]:

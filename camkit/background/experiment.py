@@ -30,10 +30,8 @@ from camkit.background.edits import (
     Edit,
     Edits,
     PreparedPicture,
-    cue_edits,
     draw_partners,
-    region_edits,
-    ring_edits,
+    edits_of,
 )
 from camkit.background.plan import NO_ANSWER, Answer, Plan, answers_of
 from camkit.background.regions import object_region, widened_boxes
@@ -223,51 +221,42 @@ class HeatRow(PictureRow):
         status, method, layer, layer_reason: as in the picture's ``Explanation``.
         cropped: whether the objects lie outside the part of the picture that the model sees.
         in_region: the map and its region; None if there is no map or no region.
+        error: why the picture cannot be used; "" if it can.
     """
 
-    answer: Answer
-    status: str
-    method: str
-    layer: str
-    layer_reason: str
+    answer: Answer = field(default_factory=lambda: Answer(NO_ANSWER, None))
+    status: str = ""
+    method: str = ""
+    layer: str = ""
+    layer_reason: str = ""
     cropped: bool = False
     in_region: MapInRegion | None = None
+    error: str = ""
 
 
-@dataclass(frozen=True, eq=False)
-class Unusable(PictureRow):
-    """A picture that cannot be used, and why."""
-
-    error: str
-
-
-HEAT: RowKind[HeatRow | Unusable] = RowKind("heat", TypeAdapter(HeatRow | Unusable))
+HEAT = RowKind("heat", TypeAdapter(HeatRow))
 """The rows of the heat pass."""
 
 
-def heat_rows(plan: Plan, items: Sequence[Item]) -> Iterator[HeatRow | Unusable]:
+def heat_rows(plan: Plan, items: Sequence[Item]) -> Iterator[HeatRow]:
     """Explain pictures, compare each map with its region, and yield a row for each picture, in order.
 
     If the model cannot be explained, it is only asked, and the pictures that cannot be used come last.
     """
-    if not plan.draws_heat:
-        yield from _rows_without_heat(plan, items)
+    if plan.draws_heat:
+        numbers, boxes = tuple(range(1, len(items) + 1)), CropBoxes()  # the parts of the pictures that the model sees
+        classes = tuple(plan.outputs[item.label] for item in items)
+        target = _RecordingTarget(classes, activation=plan.model.activation, numbers=numbers)
+        for number, item, explanation in zip(numbers, items, plan.explain(items, target), strict=True):
+            try:
+                if isinstance(explanation, Failure):
+                    raise explanation.error
+                row = _compared(plan, boxes, item, explanation, target.answers[number])
+            except CamkitError as error:
+                row = HeatRow(item.name, error=item.named_in(error))
+            yield row
         return
-    numbers, boxes = tuple(range(1, len(items) + 1)), CropBoxes()  # the parts of the pictures that the model sees
-    classes = tuple(plan.outputs[item.label] for item in items)
-    target = _RecordingTarget(classes, activation=plan.model.activation, numbers=numbers)
-    for number, item, explanation in zip(numbers, items, plan.explain(items, target), strict=True):
-        try:
-            if isinstance(explanation, Failure):
-                raise explanation.error
-            row: HeatRow | Unusable = _compared(plan, boxes, item, explanation, target.answers[number])
-        except CamkitError as error:
-            row = _unusable(item, error)
-        yield row
-
-
-def _rows_without_heat(plan: Plan, items: Sequence[Item]) -> Iterator[HeatRow | Unusable]:
-    unusable = list[Unusable]()
+    unusable = list[HeatRow]()
     why = f"no heat: the model is a {'detector' if plan.detects else 'black box'}"
 
     def readable() -> Iterator[tuple[Item, Tensor]]:
@@ -277,11 +266,11 @@ def _rows_without_heat(plan: Plan, items: Sequence[Item]) -> Iterator[HeatRow | 
                     plan.wanted(item)
                 yield item, prepare(item.open(), plan.preprocess, item.name).tensor
             except CamkitError as error:
-                unusable.append(_unusable(item, error))
+                unusable.append(HeatRow(item.name, error=item.named_in(error)))
 
     for batch in batches_of_one_shape(readable(), plan.batch_size):
         shown, inputs = zip(*batch, strict=True)
-        for item, answer in zip(shown, plan.answer(torch.stack(inputs), shown), strict=True):
+        for item, answer in zip(shown, plan.answer(torch.stack(inputs), shown)[0], strict=True):
             cropped = plan.detects and not len(plan.wanted(item))
             yield HeatRow(item.name, answer, NO_HEAT, "none", "no layer", why, cropped)
     yield from unusable
@@ -321,10 +310,6 @@ def _compared(plan: Plan, boxes: CropBoxes, item: Item, explanation: Explanation
         within=heat_in_cells(region, grid, placement).astype(np.float32),
     )
     return replace(row, in_region=in_region)
-
-
-def _unusable(item: Item, error: CamkitError) -> Unusable:
-    return Unusable(item.name, item.named_in(error))
 
 
 @dataclass(frozen=True)
@@ -451,9 +436,7 @@ class Experiment:
         if picture is None or self._obstacle(item):
             return {}
         same, other = (self._with_most_room(picture, entries, wanted) for entries in self.partners[item])
-        ring = plan.settings.check.ring
-        edits = region_edits(picture, same, other) if plan.with_regions else ring_edits(picture, same, other, ring)
-        return edits | cue_edits(picture, same, other, plan.cues)
+        return edits_of(picture, same, other, plan.cues, plan.settings.check.ring)
 
     def why_untested(self, item: Item, edits: Collection[Edit]) -> str:
         """Return why a picture with these edits was not shown on backgrounds of both kinds; "" if it was."""
@@ -526,11 +509,8 @@ class Experiment:
             batch: list[tuple[tuple[Item, Edit], Float[Tensor, "c h w"]]],
         ) -> list[tuple[tuple[Item, Edit], Answer, Float[Tensor, " d"]]]:
             edited, tensors = zip(*batch, strict=True)
-            features: list[Tensor] | None = None if self.plan.detects else []
-            answers = self.plan.answer(torch.stack(tensors), [item for item, _ in edited], features)
-            rows = [row for part in features or () for row in part]
-            pooled = rows if len(rows) == len(answers) else [torch.empty(0)] * len(answers)
-            return list(zip(edited, answers, pooled, strict=True))
+            answers, features = self.plan.answer(torch.stack(tensors), [item for item, _ in edited])
+            return list(zip(edited, answers, features, strict=True))
 
         passes = (
             Task(functools.partial(answered, batch), in_thread=at_once > 1)
@@ -538,20 +518,19 @@ class Experiment:
         )
         cores = torch.get_num_threads() // at_once
         expected: dict[Item, int] = {}
-        answers: dict[Item, Answers] = defaultdict(dict)
-        alone: dict[Item, list[Tensor]] = defaultdict(list)
+        answers: dict[Item, list[tuple[Edit, Answer, Float[Tensor, " d"]]]] = defaultdict(list)
         for batch in in_order(passes, workers=at_once, ahead=at_once, cores=cores):
             for (item, edit), answer, pooled in batch:
-                answers[item][edit] = answer
-                if edit.arm == "removed":
-                    alone[item].append(pooled)
+                answers[item].append((edit, answer, pooled))
                 if len(answers[item]) == expected[item]:
-                    own, features = answers.pop(item), alone.pop(item, [torch.empty(0)])
+                    own = answers.pop(item)
+                    features = [features for edit, _, features in own if edit.arm == "removed"] or [torch.empty(0)]
                     hole = None if (picture := self.load(item)) is None else picture.hole
                     box = (0.0,) * 5 if hole is None else (*map(float, extent(hole)), float(hole.double().mean()))
                     alike = len({len(each) for each in features}) == 1
                     mean = torch.stack(features if alike else [torch.empty(0)]).mean(0).numpy()
-                    yield EditsRow(item.name, list(own.items()), self.why_untested(item, own), mean, box)
+                    why = self.why_untested(item, [edit for edit, *_ in own])
+                    yield EditsRow(item.name, [(edit, answer) for edit, answer, _ in own], why, mean, box)
         yield from (EditsRow(item.name, [], self.why_untested(item, [])) for item in expected if not expected[item])
 
 

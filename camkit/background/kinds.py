@@ -163,9 +163,8 @@ def _pasted_answers(
     plan: Plan, answers: Mapping[str, Answers], backgrounds: Mapping[str, Item]
 ) -> Iterator[PastedAnswer]:
     """Join the answers with all fills to each object on each background that has a kind."""
-    items = {item.name: item for item in plan.sample}
     for name, of_picture in answers.items():
-        item, outputs = items[name], plan.outputs[items[name].label]
+        item, outputs = plan.by_name[name], plan.outputs[plan.by_name[name].label]
         by_background: dict[str, list[int]] = defaultdict(list)
         for edit, answer in of_picture.items():
             if edit.arm in ("same", "other") and edit.lender in backgrounds:

@@ -10,10 +10,11 @@ Robustness to Spurious Correlations, arXiv:2204.02937).
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias, Unpack, cast
@@ -116,27 +117,23 @@ class MendResult:
         """Why the mended model is no better than the old one; empty if it is."""
         if reason := nothing_to_mend(self.before):
             return reason
-        reason = self._not_proven()
-        return f"{reason}; {self.unknown}" if reason and self.unknown else reason
-
-    def _not_proven(self) -> str:
-        allowed = self.before.plan.settings.mend.most_lost
+        allowed, change = self.before.plan.settings.mend.most_lost, self.gap_change
+        worst_before, worst_after = self.worst_before, self.worst_after
         if not self.lost < allowed:
             enough = min(1.0, int(100 * self.lost + 1.001) / 100)
             more = advice(f"most_lost={enough:.2f}", f"--most-lost {enough:.2f}")
-            return (
+            reason = (
                 f"mending may lose up to {self.lost:.1%} of the unedited pictures; the limit is {allowed:.1%}; "
                 f"pass {more} or add pictures"
             )
-        change, worst_before, worst_after = self.gap_change, self.worst_before, self.worst_after
-        if change is None or not change.high < 0:  # of few groups, NaN
+        elif change is None or not change.high < 0:  # of few groups, NaN
             figures = "the pictures come from too few groups"
             if change is not None and change.high >= 0:
                 figures = f"it changes by {change.value:+.2f} (95% interval {change.low:+.2f} to {change.high:+.2f})"
-            return f"the gap does not get smaller by more than chance: {figures}"
-        if worst_before is not None and worst_after is not None and worst_after.accuracy < worst_before.accuracy:
-            return "the worst pair of class and background gets worse"
-        return ""
+            reason = f"the gap does not get smaller by more than chance: {figures}"
+        elif worst_before is not None and worst_after is not None and worst_after.accuracy < worst_before.accuracy:
+            reason = "the worst pair of class and background gets worse"
+        return f"{reason}; {self.unknown}" if reason and self.unknown else reason
 
     def save(self, path: str | Path) -> None:
         """Write the mended weights: a state dict with the keys of the model's own, in the type that the suffix says.
@@ -196,9 +193,8 @@ def mend(
     options["config"] = as_settings(options.get("config")).with_options(
         named=lambda setting: setting.rpartition(".")[2], mend={"most_lost": most_lost}
     )
-    plan, progress = plan_check(model, data, **options), progress or (lambda *_: None)
-    before = check_before(plan, progress)
-    return mended(plan, progress, before, *examples_of(plan, progress))
+    mending, progress = Mending(plan_check(model, data, **options)), progress or (lambda *_: None)
+    return mending.mended(progress, mending.check_before(progress), *mending.examples(progress))
 
 
 def nothing_to_mend(before: CheckResult) -> str:
@@ -219,102 +215,279 @@ def nothing_to_mend(before: CheckResult) -> str:
     )
 
 
-def check_before(plan: Plan, progress: MendProgress) -> CheckResult:
-    """Check the model on the pictures that mending does not use. The errors are those of ``mend``."""
-    to_prove = halves(plan)[1]
-    find_last_linear(plan)
-    return finish_check(to_prove, progress=_named("before", progress))
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """What the layer is trained on.
 
-
-def examples_of(plan: Plan, progress: MendProgress) -> tuple[Examples, str]:
-    """Return what the last layer of a planned check's model is trained on, and why its inputs do not suffice.
-
-    The errors are those of ``mend``.
+    Attributes:
+        features: the inputs of the layer.
+        own: which of the trained outputs are those of the example's class.
+        fixed: the logits of the other outputs, which stay as they are, and -inf.
+        weights: of each example in the loss; they sum to 1 over the half that mends, and are 0 in the one that proves.
+        pairs: the example's class and the class of its background.
+        original: whether the picture is unedited.
+        groups: the group of the example's picture.
+        parts: the part of the groups that the example belongs to, or PROVING.
+        before: the trained rows of the layer's weights and biases.
     """
-    (to_mend, to_prove), module = halves(plan), plan.model.module
-    try:
-        stages = plan.memory.refreshed().decision(first_input(plan)).stages()
-    except LayerError:  # of a model without maps, or whose layer the user names
-        stages = ()
-    modules = {module.get_submodule(stage.name): stage for stage in stages if stage.call is None}
-    pooled: defaultdict[str, list[Tensor]] = defaultdict(list)
 
-    def note(layer: nn.Module, _: Any, output: Any) -> None:
-        stage = modules[layer]
-        grid = to_grid(tensors_in(output)[0], cast("Layout", stage.layout))
-        pooled[stage.name].append(grid.flatten(2).mean(2).float().cpu())
+    features: Float[Tensor, "n d"]
+    own: Bool[Tensor, "n k"]
+    fixed: Float[Tensor, "n o"]
+    weights: Float[Tensor, " n"]
+    pairs: Sequence[tuple[str, str]]
+    original: Bool[Tensor, " n"]
+    groups: Sequence[str]
+    parts: Int[Tensor, " n"]
+    before: tuple[Float[Tensor, "k d"], Float[Tensor, " k"]]
 
-    experiment = Experiment(to_prove)
-    loaded = ((item, experiment.load(item)) for item in to_prove.data.items)
-    unedited = (
-        (item, picture.shades, {Edit("same", ORIGINAL, item.name): picture.tensor})
-        for item, picture in loaded
-        if picture
-    )
-    pictures = itertools.chain(composites(to_mend, progress), unedited)
-    proving = {item.name for item in to_prove.data.items}
-    examples = inputs_of(plan, find_last_linear(plan), pictures, proving, dict.fromkeys(modules, note))
-    progress("probing", 0, 1)
-    outputs = {name: torch.cat(parts) for name, parts in pooled.items()}
-    unknown = what_is_unknown(examples, outputs, plan.settings.check.seed)
-    progress("probing", 1, 1)
-    return examples, unknown
+    def right(self, tensors: tuple[Tensor, Tensor]) -> Bool[Tensor, " n"]:
+        """Return which examples a layer with these trained rows classifies rightly."""
+        logits = self.features @ tensors[0].T + tensors[1]
+        best = logits.masked_fill(~self.own, -torch.inf).amax(1)
+        return best > torch.cat([logits.masked_fill(self.own, -torch.inf), self.fixed], 1).amax(1)
 
 
-def mended(plan: Plan, progress: MendProgress, before: CheckResult, examples: Examples, unknown: str) -> MendResult:
-    """Mend the model of a planned check; ``check_before`` and ``examples_of`` return the rest.
+PROVING = -1
+"""Stands in place of a part's number for the half of the pictures that proves."""
 
-    The errors are those of ``mend``.
-    """
-    to_mend, to_prove = halves(plan)
-    name, module, rows = find_last_linear(plan), copy.deepcopy(plan.model.module), trained_rows(plan)
-    layer = cast("nn.Linear", module.get_submodule(name))
-    (weight, bias), strength, lost = loosened(examples, plan, progress)
-    with torch.no_grad():
-        layer.weight[rows] = weight.to(layer.weight)
-        if layer.bias is not None:
-            layer.bias[rows] = bias.to(layer.bias)
-    to_prove = replace(to_prove, model=replace(plan.model, module=module))
-    after = finish_check(to_prove, progress=_named("after", progress))
-    mended_on = tuple(item.name for item in to_mend.data.items)
-    return MendResult(module, name, before, after, mended_on, strength, lost, unknown)
-
+ORIGINAL = "original"
+"""Stands in place of a fill's name for a picture that is not edited."""
 
 STRENGTHS = [10.0 ** (power / 2) for power in range(2, -7, -1)]
 """The strengths of the pull towards the old weights; the strongest comes first."""
 
 
-def loosened(
-    examples: Examples, plan: Plan, progress: MendProgress
-) -> tuple[tuple[Float[Tensor, "k d"], Float[Tensor, " k"]], float, float]:
-    """Train the layer with less and less pull towards its old weights, as long as it loses few unedited pictures.
+class Mending:
+    """The model of a planned check, and the halves of its pictures: one mends, and the other proves.
 
-    Each part of the groups is predicted by a layer that was trained on the others, and the half that proves by the
-    layer that is returned. A weaker pull is tried only if the stronger ones lose little enough, so that all tests
-    together keep the confidence of one. If none does, the strongest pull is taken.
+    The pictures of each class are divided by their groups; no group is in both halves. The errors of all methods are
+    those of ``mend``.
 
-    Returns:
-        The trained rows of the layer's weights and biases, the strength of the pull, and the share of unedited pictures
-        that is lost at most.
+    Args:
+        plan: the check.
+
+    Raises:
+        InputError: the model is a detector, the data has no regions, or a class has fewer than two groups.
     """
-    right, original = examples.right(examples.before).double(), examples.original
-    groups = [group for group, is_original in zip(examples.groups, original.tolist(), strict=True) if is_original]
-    layers, found = dict.fromkeys(examples.parts.unique().tolist(), examples.before), None
-    for number, strength in enumerate(STRENGTHS):
-        progress("training", number, len(STRENGTHS))
-        losses = right.clone()
-        for part in layers:
-            used, held_out = (examples.parts != part) & (examples.parts != PROVING), examples.parts == part
-            layers[part] = fit(examples, strength, layers[part], used)
-            losses[held_out] -= examples.right(layers[part])[held_out].double()
-        lost = most_lost_of(losses[original].tolist(), groups, plan.settings.check.seed)
-        if found is None or lost < plan.settings.mend.most_lost:
-            found = layers[PROVING], strength, lost
-        if lost >= plan.settings.mend.most_lost:
-            break
-    progress("training", len(STRENGTHS), len(STRENGTHS))
-    assert found is not None
-    return found
+
+    def __init__(self, plan: Plan) -> None:
+        if plan.detects or not plan.with_regions:
+            needs = (
+                "works only for classifiers" if plan.detects else "needs the objects' regions, and this data has none"
+            )
+            raise InputError(f"mending {needs}")
+        labels: dict[str, Counter[str]] = defaultdict(Counter)
+        for item in plan.data.items:
+            labels[item.group][item.label] += 1
+        groups = grouped(labels, lambda group: labels[group].most_common(1)[0][0])
+        few = next((label for label in plan.data.classes if len(groups.get(label, ())) < 2), None)
+        if few is not None:
+            raise InputError(f"class {few!r} needs two groups of pictures, one for training and one for testing")
+        rng = np.random.default_rng(plan.settings.check.seed)
+        chosen = {name for label in sorted(groups) for name in rng.permutation(groups[label])[::2].tolist()}
+        settings = plan.settings.model_copy(update={"run": Run()})  # without reports
+        self._plan, self._settings = plan, settings
+        self._to_mend, self._to_prove = (
+            make_plan(plan.model, replace(plan.data, items=items), plan.outputs, plan.matched, settings, plan.today)
+            for items in (
+                tuple(item for item in plan.data.items if item.group in chosen),
+                tuple(item for item in plan.data.items if item.group not in chosen),
+            )
+        )
+        # The outputs that the data has classes for. Their weights are trained; the others stay.
+        self._rows = sorted({output for indices in plan.outputs.values() for output in indices})
+
+    @functools.cached_property
+    def _first_input(self) -> Float[Tensor, "1 c h w"]:
+        first, module = self._plan.data.items[0], self._plan.model.module
+        tensor = prepare(first.open(), self._plan.preprocess, first.name).tensor
+        return tensor[None].to(device_of(module), dtype_of(module))
+
+    @functools.cached_property
+    def layer(self) -> str:
+        """The name of the linear layer whose output is the model's. The model runs on one picture to find it.
+
+        Raises:
+            InputError: there is none.
+        """
+        module, picture = self._plan.model.module, self._first_input
+        names: dict[nn.Module, str] = {
+            layer: name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)
+        }
+        calls: defaultdict[str, list[Tensor]] = defaultdict(list)
+
+        def note(layer: nn.Module, _: Any, output: Any) -> None:
+            calls[names[layer]].append(output.detach())
+
+        with quiet_pass(module, picture.device, "fp32"), interruptible(), forward_hooks(dict.fromkeys(names, note)):
+            logits = logits_of(module(picture), 1)
+        for name, outputs in calls.items():
+            alike = len(outputs) == 1 and outputs[0].shape == logits.shape
+            if alike and torch.allclose(outputs[0], logits, rtol=0, atol=1e-4 * float(logits.abs().max())):
+                return name
+        raise InputError(
+            "the output of this model is not that of a linear layer, so it cannot be mended; write the pasted pictures "
+            "with --export, and train the model on them"
+        )
+
+    def _checked(self, plan: Plan, when: str, progress: MendProgress) -> CheckResult:
+        return finish_check(plan, progress=lambda stage, done, of: progress(f"{when}: {stage}", done, of))
+
+    def check_before(self, progress: MendProgress) -> CheckResult:
+        """Check the model on the pictures that mending does not use, if it has a last linear layer."""
+        _ = self.layer  # a model without one is refused before it is checked
+        return self._checked(self._to_prove, "before", progress)
+
+    def _composites(self, progress: MendProgress) -> Iterator[tuple[Item, Shades, dict[Edit, Float[Tensor, "c h w"]]]]:
+        """Yield each picture of the sample that mends, and its object on backgrounds of its own and of other classes.
+
+        With each picture go what the preprocessing makes of black and white, and the inputs that are made of it.
+        """
+        plan, others = self._to_mend, max(1, len(self._plan.data.classes) - 1)
+        # The most backgrounds of other classes on which an object is pasted, and the most of its own class
+        wanted = min(6, max(others, plan.settings.check.pastes))
+        check = replace(plan.settings.check, pastes=wanted)
+        experiment = Experiment(replace(plan, settings=plan.settings.model_copy(update={"check": check})))
+        for number, item in enumerate(plan.sample):
+            progress("pasting", number, len(plan.sample))
+            picture = experiment.load(item)
+            if picture is not None:
+                made = {Edit("same", ORIGINAL, item.name): picture.tensor}
+                edits = experiment.edits(item, wanted).items()
+                yield (
+                    item,
+                    picture.shades,
+                    made | {edit: make() for edit, make in edits if edit.arm in ("same", "other")},
+                )
+
+    def export(self, folder: Path, progress: MendProgress) -> int:
+        """Write the pictures that would mend the model as PNG files, and return how many there are.
+
+        ``labels.csv`` has the columns path, label, group, background and fill.
+
+        Raises:
+            OutputError: a file cannot be written.
+        """
+        lines = [csv_line(("path", "label", "group", "background", "fill"))]
+        for item, shades, made in self._composites(progress):
+            for edit, tensor in made.items():
+                path = Path(item.label) / f"{len(lines):06d}.png"
+                # Without the mark of a drawing, by which camkit would leave these pictures out of a folder.
+                encoded = cv2.imencode(".png", in_levels(shades, tensor)[..., ::-1])[1]
+                write_file(folder / path, encoded.tobytes())
+                cells = path, item.label, item.group, self._plan.by_name[edit.lender].label, edit.fill
+                lines.append(csv_line(as_cell(text_of(cell)) for cell in cells))
+        write_file(folder / "labels.csv", lines)
+        return len(lines) - 1
+
+    def examples(self, progress: MendProgress) -> tuple[Examples, str]:
+        """Return what the last layer is trained on, and why its inputs do not suffice to recognise the objects.
+
+        The model runs once on each input of the half that mends, and on the pictures that prove.
+        """
+        plan, module = self._plan, self._plan.model.module
+        try:
+            stages = plan.memory.refreshed().decision(self._first_input).stages()
+        except LayerError:  # of a model without maps, or whose layer the user names
+            stages = ()
+        layer = cast("nn.Linear", module.get_submodule(self.layer))
+        modules = {module.get_submodule(stage.name): stage for stage in stages if stage.call is None}
+        found, shown = list[Tensor](), list[tuple[Item, Edit]]()
+        pooled: defaultdict[str, list[Tensor]] = defaultdict(list)
+
+        def note(module: nn.Module, inputs: Any, output: Any) -> None:
+            if module is layer:
+                found.append(inputs[0].detach())
+            else:
+                grid = to_grid(tensors_in(output)[0], cast("Layout", modules[module].layout))
+                pooled[modules[module].name].append(grid.flatten(2).mean(2).float().cpu())
+
+        proving = Experiment(self._to_prove)
+        loaded = ((item, proving.load(item)) for item in self._to_prove.data.items)
+        unedited = (((item, Edit("same", ORIGINAL, item.name)), own.tensor) for item, own in loaded if own)
+        pasted = (
+            ((item, edit), tensor) for item, _, made in self._composites(progress) for edit, tensor in made.items()
+        )
+        with forward_hooks(dict.fromkeys([layer, *modules], note)):
+            for batch in batches_of_one_shape(itertools.chain(pasted, unedited), plan.batch_size):
+                shown += [about for about, _ in batch]
+                inputs = torch.stack([tensor for _, tensor in batch]).to(device_of(module), dtype_of(module))
+                with quiet_pass(module, inputs.device, "fp32"), interruptible():
+                    module(inputs)
+        progress("probing", 0, 1)
+        examples = self._examples_of(torch.cat(found).double().cpu(), shown, layer)
+        outputs = {name: torch.cat(parts) for name, parts in pooled.items()}
+        unknown = what_is_unknown(examples, outputs, plan.settings.check.seed)
+        progress("probing", 1, 1)
+        return examples, unknown
+
+    def _examples_of(
+        self, features: Float[Tensor, "n d"], shown: Sequence[tuple[Item, Edit]], layer: nn.Linear
+    ) -> Examples:
+        rows = self._rows
+        pairs = [(item.label, self._plan.by_name[edit.lender].label) for item, edit in shown]
+        original = torch.tensor([edit.fill == ORIGINAL for _, edit in shown])
+        weight = layer.weight.detach().double().cpu()
+        bias = torch.zeros(len(weight)).double() if layer.bias is None else layer.bias.detach().double().cpu()
+        fixed = [row for row in range(len(weight)) if row not in rows]
+        groups = [item.group for item, _ in shown]
+        proving = {item.name for item in self._to_prove.data.items}
+        mending = [row for row, (item, _) in enumerate(shown) if item.name not in proving]
+        mends = [pairs[row] for row in mending]
+        parts, weights = torch.full((len(shown),), PROVING), torch.zeros(len(shown), dtype=torch.float64)
+        of_groups = [groups[row] for row in mending]
+        parts[mending] = parts_of([label for label, _ in mends], of_groups, self._settings.check.seed)
+        weights[mending] = _weights(mends, original[mending])
+        return Examples(
+            features,
+            torch.tensor([[row in self._plan.outputs[label] for row in rows] for label, _ in pairs]),
+            nn.functional.pad(features @ weight[fixed].T + bias[fixed], (0, 1), value=-torch.inf),
+            weights,
+            pairs,
+            original,
+            groups,
+            parts,
+            (weight[rows], bias[rows]),
+        )
+
+    def mended(self, progress: MendProgress, before: CheckResult, examples: Examples, unknown: str) -> MendResult:
+        """Train the last layer of a copy of the model, and check it; ``check_before`` and ``examples`` give the rest.
+
+        The layer is trained with less and less pull towards its old weights, as long as it loses few unedited pictures.
+        Each part of the groups is predicted by a layer that was trained on the others, and the half that proves by the
+        layer that is returned. A weaker pull is tried only if the stronger ones lose little enough, so that all tests
+        together keep the confidence of one. If none does, the strongest pull is taken.
+        """
+        settings, original = self._settings, examples.original
+        right = examples.right(examples.before).double()
+        groups = [group for group, is_original in zip(examples.groups, original.tolist(), strict=True) if is_original]
+        layers, found = dict.fromkeys(examples.parts.unique().tolist(), examples.before), None
+        for number, strength in enumerate(STRENGTHS):
+            progress("training", number, len(STRENGTHS))
+            losses = right.clone()
+            for part in layers:
+                used, held_out = (examples.parts != part) & (examples.parts != PROVING), examples.parts == part
+                layers[part] = fit(examples, strength, layers[part], used)
+                losses[held_out] -= examples.right(layers[part])[held_out].double()
+            lost = most_lost_of(losses[original].tolist(), groups, settings.check.seed)
+            if found is None or lost < settings.mend.most_lost:
+                found = *layers[PROVING], strength, lost
+            if lost >= settings.mend.most_lost:
+                break
+        progress("training", len(STRENGTHS), len(STRENGTHS))
+        assert found is not None
+        weight, bias, strength, lost = found
+        module = copy.deepcopy(self._plan.model.module)
+        layer = cast("nn.Linear", module.get_submodule(self.layer))
+        with torch.no_grad():
+            layer.weight[self._rows] = weight.to(layer.weight)
+            if layer.bias is not None:
+                layer.bias[self._rows] = bias.to(layer.bias)
+        to_prove = replace(self._to_prove, model=replace(self._plan.model, module=module))
+        after = self._checked(to_prove, "after", progress)
+        mended_on = tuple(item.name for item in self._to_mend.data.items)
+        return MendResult(module, self.layer, before, after, mended_on, strength, lost, unknown)
 
 
 def most_lost_of(losses: Sequence[float], groups: Sequence[str], seed: int) -> float:
@@ -386,226 +559,24 @@ def what_is_unknown(examples: Examples, stages: Mapping[str, Float[Tensor, "n d"
     )
 
 
-def _named(when: str, progress: MendProgress) -> Callable[[str, int, int], None]:
-    return lambda stage, done, of: progress(f"{when}: {stage}", done, of)
-
-
-def halves(plan: Plan) -> tuple[Plan, Plan]:
-    """Divide the pictures of each class by their groups, for mending and for proving; no group is in both.
-
-    Raises:
-        InputError: the data has no regions, or a class has fewer than two groups.
-    """
-    if plan.detects or not plan.with_regions:
-        needs = "works only for classifiers" if plan.detects else "needs the objects' regions, and this data has none"
-        raise InputError(f"mending {needs}")
-    labels: dict[str, Counter[str]] = defaultdict(Counter)
-    for item in plan.data.items:
-        labels[item.group][item.label] += 1
-    groups = grouped(labels, lambda group: labels[group].most_common(1)[0][0])
-    few = next((label for label in plan.data.classes if len(groups.get(label, ())) < 2), None)
-    if few is not None:
-        raise InputError(f"class {few!r} needs two groups of pictures, one for training and one for testing")
-    rng = np.random.default_rng(plan.settings.check.seed)
-    chosen = {name for label in sorted(groups) for name in rng.permutation(groups[label])[::2].tolist()}
-    settings = plan.settings.model_copy(update={"run": Run()})  # without reports
-    to_mend, to_prove = (
-        make_plan(plan.model, replace(plan.data, items=items), plan.outputs, plan.matched, settings, plan.today)
-        for items in (
-            tuple(item for item in plan.data.items if item.group in chosen),
-            tuple(item for item in plan.data.items if item.group not in chosen),
-        )
-    )
-    return to_mend, to_prove
-
-
 def _gap_of(result: CheckResult) -> float | None:
     gap = result.overall.gap
     return None if gap.mean is None else gap.value
 
 
 def _worst_pair_of(result: CheckResult) -> Pair | None:
-    shown = [(row.label, *of_background) for row in result.images for of_background in row.by_background.items()]
-    return worst_pair(((label, background), is_right) for label, background, right in shown for is_right in right)
+    right: dict[tuple[str, str], list[bool]] = defaultdict(list)
+    for row in result.images:
+        for background, of_background in row.by_background.items():
+            right[row.label, background] += of_background
+    # Pictures that a pair of class and background needs, to count as the worst
+    found = [Pair(*pair, float(np.mean(of_pair)), len(of_pair)) for pair, of_pair in right.items() if len(of_pair) >= 5]
+    return min(found, key=lambda pair: pair.accuracy, default=None)
 
 
-ORIGINAL = "original"
-"""Stands in place of a fill's name for a picture that is not edited."""
-
-
-Composites: TypeAlias = Iterator[tuple[Item, Shades, dict[Edit, Float[Tensor, "c h w"]]]]
-"""Pictures for mending: each with what the preprocessing makes of black and white, and the inputs made of it. An edit
-whose fill is ORIGINAL is the picture itself."""
-
-
-def composites(plan: Plan, progress: MendProgress) -> Composites:
-    """Yield each picture of a plan's sample, and its object on backgrounds of its own class and of other classes."""
-    others = max(1, len(plan.data.classes) - 1)
-    # The most backgrounds of other classes on which an object is pasted, and the most of its own class
-    wanted = min(6, max(others, plan.settings.check.pastes))
-    check = replace(plan.settings.check, pastes=wanted)
-    experiment = Experiment(replace(plan, settings=plan.settings.model_copy(update={"check": check})))
-    for number, item in enumerate(plan.sample):
-        progress("pasting", number, len(plan.sample))
-        picture = experiment.load(item)
-        if picture is not None:
-            made = {Edit("same", ORIGINAL, item.name): picture.tensor}
-            edits = experiment.edits(item, wanted).items()
-            yield item, picture.shades, made | {edit: make() for edit, make in edits if edit.arm in ("same", "other")}
-
-
-def export_composites(plan: Plan, folder: Path, progress: MendProgress) -> int:
-    """Write the pictures that would mend the model of a planned check as PNG files, and return how many there are.
-
-    ``labels.csv`` has the columns path, label, group, background and fill.
-
-    Raises:
-        InputError, OutputError: as for ``mend``, or a file cannot be written.
-    """
-    labels = {item.name: item.label for item in plan.data.items}
-    lines = [csv_line(("path", "label", "group", "background", "fill"))]
-    for item, shades, made in composites(halves(plan)[0], progress):
-        for edit, tensor in made.items():
-            path = Path(item.label) / f"{len(lines):06d}.png"
-            # Without the mark of a drawing, by which camkit would leave these pictures out of a folder.
-            encoded = cv2.imencode(".png", in_levels(shades, tensor)[..., ::-1])[1]
-            write_file(folder / path, encoded.tobytes())
-            cells = path, item.label, item.group, labels[edit.lender], edit.fill
-            lines.append(csv_line(as_cell(text_of(cell)) for cell in cells))
-    write_file(folder / "labels.csv", lines)
-    return len(lines) - 1
-
-
-def first_input(plan: Plan) -> Float[Tensor, "1 c h w"]:
-    first, module = plan.data.items[0], plan.model.module
-    return prepare(first.open(), plan.preprocess, first.name).tensor[None].to(device_of(module), dtype_of(module))
-
-
-def find_last_linear(plan: Plan) -> str:
-    """Run the model on one picture, and return the name of the linear layer whose output is the model's.
-
-    Raises:
-        InputError: there is none.
-    """
-    module, device, picture = plan.model.module, device_of(plan.model.module), first_input(plan)
-    names: dict[nn.Module, str] = {
-        layer: name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)
-    }
-    calls: defaultdict[str, list[Tensor]] = defaultdict(list)
-
-    def note(layer: nn.Module, _: Any, output: Any) -> None:
-        calls[names[layer]].append(output.detach())
-
-    with quiet_pass(module, device, "fp32"), interruptible(), forward_hooks(dict.fromkeys(names, note)):
-        logits = logits_of(module(picture), 1)
-    for name, outputs in calls.items():
-        alike = len(outputs) == 1 and outputs[0].shape == logits.shape
-        if alike and torch.allclose(outputs[0], logits, rtol=0, atol=1e-4 * float(logits.abs().max())):
-            return name
-    raise InputError(
-        "the output of this model is not that of a linear layer, so it cannot be mended; write the pasted pictures "
-        "with --export, and train the model on them"
-    )
-
-
-def trained_rows(plan: Plan) -> list[int]:
-    """Return the outputs that the data has classes for. Their weights are trained; the others stay."""
-    return sorted({output for indices in plan.outputs.values() for output in indices})
-
-
-@dataclass(frozen=True, eq=False)
-class Examples:
-    """What the layer is trained on.
-
-    Attributes:
-        features: the inputs of the layer.
-        own: which of the trained outputs are those of the example's class.
-        fixed: the logits of the other outputs, which stay as they are, and -inf.
-        weights: of each example in the loss; they sum to 1 over the half that mends, and are 0 in the one that proves.
-        pairs: the example's class and the class of its background.
-        original: whether the picture is unedited.
-        groups: the group of the example's picture.
-        parts: the part of the groups that the example belongs to, or PROVING.
-        before: the trained rows of the layer's weights and biases.
-    """
-
-    features: Float[Tensor, "n d"]
-    own: Bool[Tensor, "n k"]
-    fixed: Float[Tensor, "n o"]
-    weights: Float[Tensor, " n"]
-    pairs: Sequence[tuple[str, str]]
-    original: Bool[Tensor, " n"]
-    groups: Sequence[str]
-    parts: Int[Tensor, " n"]
-    before: tuple[Float[Tensor, "k d"], Float[Tensor, " k"]]
-
-    def right(self, tensors: tuple[Tensor, Tensor]) -> Bool[Tensor, " n"]:
-        """Return which examples a layer with these trained rows classifies rightly."""
-        logits = self.features @ tensors[0].T + tensors[1]
-        best = logits.masked_fill(~self.own, -torch.inf).amax(1)
-        return best > torch.cat([logits.masked_fill(self.own, -torch.inf), self.fixed], 1).amax(1)
-
-
-PROVING = -1
-"""Stands in place of a part's number for the half of the pictures that proves."""
-
-
-def inputs_of(
-    plan: Plan,
-    name: str,
-    pictures: Composites,
-    proving: Container[str],
-    notes: Mapping[nn.Module, Callable[[nn.Module, Any, Any], None]],
-) -> Examples:
-    """Run the model once on each input, and return the inputs of its last linear layer, which has this name.
-
-    ``proving`` has the names of the pictures that prove, and ``notes`` are called after their modules.
-    """
-    module, device = plan.model.module, device_of(plan.model.module)
-    layer, found = cast("nn.Linear", module.get_submodule(name)), list[Tensor]()
-    shown: list[tuple[Item, Edit]] = []
-    inputs = (((item, edit), tensor) for item, _, made in pictures for edit, tensor in made.items())
-
-    def note(_: nn.Module, inputs: Any, __: Any) -> None:
-        found.append(inputs[0].detach())
-
-    with forward_hooks({layer: note, **notes}):
-        for batch in batches_of_one_shape(inputs, plan.batch_size):
-            shown += [about for about, _ in batch]
-            with quiet_pass(module, device, "fp32"), interruptible():
-                module(torch.stack([tensor for _, tensor in batch]).to(device, dtype_of(module)))
-    labels = {item.name: item.label for item in plan.data.items}
-    pairs = [(item.label, labels[edit.lender]) for item, edit in shown]
-    original = [edit.fill == ORIGINAL for _, edit in shown]
-    features, rows = torch.cat(found).double().cpu(), trained_rows(plan)
-    weight = layer.weight.detach().double().cpu()
-    bias = torch.zeros(len(weight)).double() if layer.bias is None else layer.bias.detach().double().cpu()
-    fixed = [row for row in range(len(weight)) if row not in rows]
-    others = nn.functional.pad(features @ weight[fixed].T + bias[fixed], (0, 1), value=-torch.inf)
-    own = torch.tensor([[row in plan.outputs[label] for row in rows] for label, _ in pairs])
-    groups = [item.group for item, _ in shown]
-    parts, weights = torch.full((len(shown),), PROVING), torch.zeros(len(shown), dtype=torch.float64)
-    mending = [row for row, (item, _) in enumerate(shown) if item.name not in proving]
-    parts[mending] = parts_of(
-        [pairs[row][0] for row in mending], [groups[row] for row in mending], plan.settings.check.seed
-    )
-    weights[mending] = _weights([pairs[row] for row in mending], [original[row] for row in mending])
-    return Examples(
-        features,
-        own,
-        others,
-        weights,
-        pairs,
-        torch.tensor(original),
-        groups,
-        parts,
-        (weight[rows], bias[rows]),
-    )
-
-
-def _weights(pairs: Sequence[tuple[str, str]], original: Sequence[bool]) -> Float[Tensor, " n"]:
+def _weights(pairs: Sequence[tuple[str, str]], kept: Bool[Tensor, " n"]) -> Float[Tensor, " n"]:
     """Return the weights of pictures (n,), which sum to 1; the unedited ones have a fixed share together."""
-    weights, kept = torch.zeros(len(pairs), dtype=torch.float64), torch.tensor(original)
+    weights = torch.zeros(len(pairs), dtype=torch.float64)
     # The weight of the unedited pictures together. Weighed like the pasted ones, they have about 0.02 together, and two
     # networks lost up to 4 points more of their accuracy on them, and gained no more on other backgrounds.
     for chosen, share in ((kept, 0.25), (~kept, 0.75)):
@@ -654,15 +625,3 @@ def fit(
         optimiser.step(loss)
     new = old_weight + change.detach() / scale.clamp_min(1e-12) * (scale > 0)
     return new, old_bias + shift.detach()
-
-
-def worst_pair(answers: Iterable[tuple[tuple[str, str], bool]]) -> Pair | None:
-    """Return the class and background with the least accuracy; None if none has enough pictures.
-
-    An answer has the class of the picture and that of its background, and says whether the model was right.
-    """
-    by_pair = grouped(answers, lambda answer: answer[0])
-    # Pictures that a pair of class and background needs, to count as the worst
-    enough = {pair: [is_right for _, is_right in of] for pair, of in by_pair.items() if len(of) >= 5}
-    found = [Pair(*pair, float(np.mean(right)), len(right)) for pair, right in enough.items()]
-    return min(found, key=lambda pair: pair.accuracy, default=None)

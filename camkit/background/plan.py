@@ -90,6 +90,11 @@ class Plan:
     files: FileHashes
 
     @functools.cached_property
+    def by_name(self) -> dict[str, Item]:
+        """The pictures by their names."""
+        return {item.name: item for item in self.data.items}
+
+    @functools.cached_property
     def sample(self) -> tuple[Item, ...]:
         """The pictures of the experiment."""
         return tuple(item for item in self.drawn if not self.settings.expects_anything(item.label))
@@ -122,9 +127,9 @@ class Plan:
 
     @property
     def explains(self) -> bool:
-        """Whether pictures can be explained: a black box only by methods that need no layer, such as "rise"."""
+        """Whether pictures can be explained: a black box by methods that need no layer, such as "rise"."""
         box = black_box_in(self.model.module)
-        return box is None or box.usual_method == "from-file" or self.method.for_black_boxes
+        return box is None or box.explains_any or self.method.for_black_boxes
 
     @functools.cached_property
     def memory(self) -> ModelMemory:
@@ -175,21 +180,19 @@ class Plan:
         """The number of pictures that pass through the model for the heat, and for the experiment."""
         return len(self.data.items), len(self.sample) * self.most_edits
 
-    def answer(
-        self, batch: Float[Tensor, "n c h w"], items: Sequence[Item], features: list[Tensor] | None = None
-    ) -> list[Answer]:
+    def answer(self, batch: Float[Tensor, "n c h w"], items: Sequence[Item]) -> tuple[list[Answer], list[Tensor]]:
         """Classify a batch of edits, or detect the objects in it; ``items`` has the picture of each edit.
 
-        A classifier's pooled features (N, C) are added to ``features``, if it has any.
+        With the answers come a classifier's pooled features of each edit (C,); they are empty if it has none.
         """
         module, precision = self.model.module, self.settings.check.precision
         device = device_of(module)
         inputs = batch.to(device, dtype_of(module))
         inputs = inputs.to(memory_format=faster_format(module, inputs, precision, self.memory.refreshed().record))
-        scores: list[Tensor] = []
+        scores, found = list[Tensor](), list[Tensor]()
         boxes: list[Detections] = []
         for part in inputs.split(len(inputs) if self.memory.keeps_pictures_apart(inputs[:1], len(inputs)) else 1):
-            noting = noted(module, features, len(part)) if features is not None else contextlib.nullcontext()
+            noting = contextlib.nullcontext() if self.detects else noted(module, found, len(part))
             with quiet_pass(module, device, precision, self.memory.record), interruptible(), noting:
                 output = module(part)
                 if self.detects:
@@ -197,11 +200,15 @@ class Plan:
                 else:
                     scores.append(logits_of(output, len(part)).cpu())
         classes = [self.outputs[item.label] for item in items]
-        if not self.detects:
+        if self.detects:
+            wanted, threshold = [self.wanted(item) for item in items], self.settings.check.threshold
+            of_pictures = zip(boxes, wanted, classes, strict=True)
+            answers = [answer_of_boxes(*of_picture, threshold) for of_picture in of_pictures]
+        else:
             reading = ScoreReading.of(torch.cat(scores), self.memory.final_activation(inputs[:1]))
-            return answers_of(reading, classes, self.model.activation)
-        threshold, wanted = self.settings.check.threshold, [self.wanted(item) for item in items]
-        return [answer_of_boxes(*of_picture, threshold) for of_picture in zip(boxes, wanted, classes, strict=True)]
+            answers = answers_of(reading, classes, self.model.activation)
+        features = [row for part in found for row in part]
+        return answers, features if len(features) == len(answers) else [torch.empty(0)] * len(answers)
 
     def wanted(self, item: Item) -> Float[Tensor, "k 4"]:
         """Return the boxes of a picture's objects that a detector should find, in pixels of the input.

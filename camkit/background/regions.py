@@ -158,12 +158,10 @@ _UNIT_SQUARE = (1, 1)
 
 def clip_box(box: Box, size: tuple[int, int] | None) -> Box | None:
     """Return the part of a box inside its picture; None if there is none or the box has no area."""
-    if not (box.right > box.left and box.bottom > box.top):
-        return None
-    if size is None:
-        return box
-    clipped = Box(max(box.left, 0), max(box.top, 0), min(box.right, size[0]), min(box.bottom, size[1]))
-    if clipped.right <= clipped.left or clipped.bottom <= clipped.top:
+    clipped = box
+    if size is not None:
+        clipped = Box(max(box.left, 0), max(box.top, 0), min(box.right, size[0]), min(box.bottom, size[1]))
+    if not (clipped.right > clipped.left and clipped.bottom > clipped.top):
         return None
     # Annotation tools round coordinates, so a box may reach out of its picture by a pixel, or a hundredth of its side.
     slack = 1.0 if size != _UNIT_SQUARE else 0.01
@@ -511,8 +509,6 @@ def read_boxes(file: Path) -> Annotations:
         if columns is None:
             raise InputError(f"{file} needs columns for a picture and its box, such as path, xmin, ymin, xmax and ymax")
         for row in table:
-            if any(row.get(None, ())):
-                raise ValueError("it has more values than the header has columns")
             picture, category = (row.get(columns.get(name, "")) or "" for name in ("picture", "class"))
             sides = {name: float(row[at]) for name, at in columns.items() if name not in ("picture", "class")}
             left, top = (sides["left"], sides["top"]) if "left" in sides else (sides["x"], sides["y"])
@@ -562,52 +558,34 @@ def read_coco(file: Path) -> Annotations:
         }
         annotations = Annotations("COCO", file)
         for row in content["annotations"]:
-            _add_coco(annotations, row, pictures, categories, sizes)
+            name, category = pictures.get(row["image_id"]), categories.get(row.get("category_id"))
+            if name is None or category is None:
+                annotations.problems[
+                    f"annotations of a {'picture' if name is None else 'category'} that is not listed (an id must be a "
+                    "number everywhere, or text everywhere)"
+                ].append(str(row.get("id")))
+                continue
+            outline: Any = row.get("segmentation") or None
+            box = None
+            if isinstance(outline, list):
+                outline = [list(map(float, part)) for part in outline if len(part) >= 6] or None
+                box = outline and _box_around(outline)
+            elif outline is not None:
+                packed = isinstance(outline["counts"], str)
+                box = _box_at(*rle.toBbox(outline if packed else rle.frPyObjects(outline, *outline["size"])))
+            is_empty = box is None or clip_box(box, None) is None  # some tools write an empty box or outline
+            outline = None if is_empty and row.get("bbox") else outline
+            # An outline that was cut from a box may miss parts of the object that are in the box
+            if row.get("bbox") and (is_empty or row.get("from_box")):
+                box = _box_at(*map(float, row["bbox"]))
+            if box is None:
+                annotations.problems["annotations with neither box nor outline"].append(name)
+                continue
+            crowd = bool(row.get("iscrowd"))
+            if crowd:
+                annotations.problems["crowds, removed but not explained"].append(name)
+            annotations.add(name, ObjectAnnotation(category, box, outline, crowd=crowd, size=sizes.get(name)))
     return annotations.finished()
-
-
-def _numbers(values: Any, count: int | None = None) -> list[float]:
-    """Return a list of finite numbers, of this length; anything else is a ValueError."""
-    is_list = isinstance(values, list) and all(type(each) in (int, float) and math.isfinite(each) for each in values)
-    if not is_list or len(values) != (count or len(values)):
-        raise ValueError(f"expected {count or 'finite'} numbers, not {brief(repr(values))}")
-    return list(map(float, values))
-
-
-def _add_coco(
-    annotations: Annotations,
-    row: Any,
-    pictures: dict[Any, str],
-    categories: dict[Any, str],
-    sizes: dict[str, tuple[int, int]],
-) -> None:
-    """Add one annotation, or record the problem that it has."""
-    name, category = pictures.get(row["image_id"]), categories.get(row.get("category_id"))
-    if name is None or category is None:
-        annotations.problems[
-            f"annotations of a {'picture' if name is None else 'category'} that is not listed (an id must be a number "
-            "everywhere, or text everywhere)"
-        ].append(str(row.get("id")))
-        return
-    outline: Any = row.get("segmentation") or None
-    box = None
-    if isinstance(outline, list):
-        outline = [_numbers(part) for part in outline if len(part) >= 6] or None
-        box = outline and _box_around(outline)
-    elif outline is not None:
-        packed = isinstance(outline["counts"], str)
-        box = _box_at(*rle.toBbox(outline if packed else rle.frPyObjects(outline, *outline["size"])))
-    if (box is None or clip_box(box, None) is None) and row.get("bbox"):  # some tools write an empty box or outline
-        outline, box = None, _box_at(*_numbers(row["bbox"], 4))
-    if row.get("from_box") and row.get("bbox"):  # such an outline may miss parts of the object that are in its box
-        box = _box_at(*_numbers(row["bbox"], 4))
-    if box is None:
-        annotations.problems["annotations with neither box nor outline"].append(name)
-        return
-    crowd = bool(row.get("iscrowd"))
-    if crowd:
-        annotations.problems["crowds, removed but not explained"].append(name)
-    annotations.add(name, ObjectAnnotation(category, box, outline, crowd=crowd, size=sizes.get(name)))
 
 
 # --- Pascal VOC: one XML file of boxes for each picture, named after it (Everingham et al. 2010)
@@ -693,14 +671,14 @@ def read_yolo(folder: Path, table: Path | None = None) -> Annotations:
     """
     places = (folder, folder.parent, folder.parent.parent)
     candidates = (table, *(place / name for place in places for name in _CLASS_FILES))
-    named = [file for file in candidates if file is not None and file.is_file()]
-    class_names = _class_names(named)
+    tables = [_yolo_table(file) for file in candidates if file is not None and file.is_file()]
+    class_names: dict[int, str] = next((names for table in tables if (names := table.get("names")) is not None), {})
     rows_of: dict[Path, list[list[float]]] = {}
     for file in _text_files(folder):
         with as_error(InputError, lambda error: f"{file} is not a YOLO annotation: {brief(error)}"):  # noqa: B023
             rows_of[file] = _rows_of(file)
     longer = [numbers for rows in rows_of.values() for _, *numbers in rows if len(numbers) > 5]
-    is_outline = _outline_test([file for file in named if file.suffix in (".yaml", ".yml")], longer)
+    is_outline = _outline_test(next((count for table in tables if (count := table.get("kpt_shape"))), None), longer)
     annotations = Annotations("YOLO", folder)
     for file, rows in rows_of.items():
         picture = file.relative_to(folder).with_suffix("").as_posix()
@@ -726,18 +704,16 @@ def read_yolo(folder: Path, table: Path | None = None) -> Annotations:
     return annotations.finished(shares=True)
 
 
-def _outline_test(tables: list[Path], longer: list[list[float]]) -> Callable[[list[float]], bool]:
+def _outline_test(keypoints: int | None, longer: list[list[float]]) -> Callable[[list[float]], bool]:
     """Return a function that tells whether the numbers of a row are a polygon, and not a box with something after it.
 
-    ``longer`` has the rows that are longer than a box with a confidence. ``kpt_shape``, in one of the tables, says how
-    many keypoints follow a box; a detector adds its confidence to every row. Without it, the rows are poses if, in all
-    of them, every third number after the box is a visibility (0, 1 or 2). A confidence and a track number count as such
-    if all have six numbers that end in a whole number.
+    ``longer`` has the rows that are longer than a box with a confidence. ``keypoints`` says how many keypoints follow a
+    box, if that is known; a detector adds its confidence to every row. Otherwise, the rows are poses if, in all of
+    them, every third number after the box is a visibility (0, 1 or 2). A confidence and a track number count as such if
+    all have six numbers that end in a whole number.
     """
-    shape = next((shape for table in tables if (shape := _settings(table).get("kpt_shape"))), None)
-    if shape is not None:
-        with as_error(InputError, lambda error: f"kpt_shape is {shape!r}, not two numbers: {brief(error)}"):
-            lengths = {4 + size * int(shape[0]) for size in (2, 3)}
+    if keypoints is not None:
+        lengths = {4 + size * keypoints for size in (2, 3)}
         used = {*map(len, longer)}
         lengths |= used & {length + 1 for length in lengths} if len(used) == 1 else set()
         return lambda numbers: len(numbers) > 5 and len(numbers) not in lengths
@@ -747,31 +723,22 @@ def _outline_test(tables: list[Path], longer: list[list[float]]) -> Callable[[li
     return lambda numbers: len(numbers) > 5 and not (poses or tracks)
 
 
-def _class_names(files: list[Path]) -> dict[int, str]:
-    """Return the class names by number from the first file that lists them; nothing if there is none.
-
-    Raises:
-        InputError: a file cannot be read.
-    """
-    for file in files:
-        with as_error(InputError, lambda error: f"the classes in {file} cannot be read: {brief(error)}"):  # noqa: B023
-            if file.suffix not in (".yaml", ".yml"):  # one per line
-                return {number: line.strip() for number, line in enumerate(file.read_text("utf-8-sig").splitlines())}
-            names = _settings(file).get("names")
-            if names is not None:
-                by_number = dict(enumerate(names)) if isinstance(names, list) else names
-                return {int(number): str(name) for number, name in by_number.items()}
-    return {}
-
-
-def _settings(table: Path) -> dict[str, Any]:
-    """Return what a data.yaml says.
+def _yolo_table(file: Path) -> dict[str, Any]:
+    """Return what a data.yaml says, or the ``names`` in a text file, one per line; these are by number.
 
     Raises:
         InputError: it cannot be read.
     """
-    with as_error(InputError, lambda error: f"{table} cannot be read as a data.yaml: {brief(error)}"):
-        return dict(yaml.safe_load(table.read_text(encoding="utf-8-sig")) or {})
+    with as_error(InputError, lambda error: f"{file} cannot be read: {brief(error)}"):
+        text = file.read_text(encoding="utf-8-sig")
+        is_yaml = file.suffix in (".yaml", ".yml")
+        table = dict(yaml.safe_load(text) or {}) if is_yaml else {"names": text.splitlines()}
+        if (names := table.get("names")) is not None:
+            by_number = dict(enumerate(names)) if isinstance(names, list) else names
+            table["names"] = {int(number): str(name).strip() for number, name in by_number.items()}
+        if table.get("kpt_shape"):
+            table["kpt_shape"] = int(table["kpt_shape"][0])
+        return table
 
 
 def pictures_of(table: Path) -> Path:
@@ -780,7 +747,7 @@ def pictures_of(table: Path) -> Path:
     Raises:
         InputError: the file cannot be read, or names no folder that exists.
     """
-    settings = _settings(table)
+    settings = _yolo_table(table)
     parts = ("val", "valid", "test", "train")  # the best for a check first: a model knows its training pictures
     named = [str(settings[part]) for part in parts if settings.get(part)]
     root = table.parent / str(settings.get("path") or "")
@@ -802,16 +769,19 @@ def pictures_of(table: Path) -> Path:
 
 def find_masks(folder: Path) -> list[Path]:
     """Return the folder of masks in or beside a folder of pictures, or that folder itself if it contains masks."""
-
-    def likely(place: Path) -> tuple[bool, bool, int, str]:
-        """Sort folders of masks first, then those of segmentations, then others, which often hold boxes."""
-        name = place.name.lower()
-        return "mask" not in name, "seg" not in name, -len(place.parts), place.name
-
+    # Folders of masks first, then those of segmentations, then others, which often hold boxes
     places = [
         place
         for parent in (folder, folder.parent)
-        for place in sorted([*parent.glob("*"), *parent.glob("annotations/*")], key=likely)
+        for place in sorted(
+            [*parent.glob("*"), *parent.glob("annotations/*")],
+            key=lambda place: (
+                "mask" not in place.name.lower(),
+                "seg" not in place.name.lower(),
+                -len(place.parts),
+                place.name,
+            ),
+        )
         if names_masks(place.name) and place.is_dir() and place != folder
     ]
     masks = next((place for place in places if not holds_photographs(place) and _possible_masks(place)), None)

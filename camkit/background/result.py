@@ -308,20 +308,19 @@ def check_comparable(
     Raises:
         InputError: the two runs cannot be compared.
     """
+    if baseline["hashes"].get("data") == hashes["data"] and baseline["hashes"].get("settings") == hashes["settings"]:
+        return
+    before = baseline.get("settings") or settings
+    differ = [
+        f"{table}.{name} = {json.dumps(before.get(table, values).get(name))} and not {json.dumps(value)}"
+        for table, values in settings.items()
+        for name, value in values.items()
+        if name != WORSE and before.get(table, values).get(name) != value
+    ]
+    what = differ[0] if differ else "another class map, preprocessing or table of classes"
     if baseline["hashes"].get("data") != hashes["data"]:
-        raise InputError(
-            f"{source} was made with other pictures or regions and cannot be compared; make a new baseline"
-        )
-    if baseline["hashes"].get("settings") != hashes["settings"]:
-        before = baseline.get("settings") or settings
-        differ = [
-            f"{table}.{name} = {json.dumps(before.get(table, values).get(name))} and not {json.dumps(value)}"
-            for table, values in settings.items()
-            for name, value in values.items()
-            if name != WORSE and before.get(table, values).get(name) != value
-        ]
-        what = differ[0] if differ else "another class map, preprocessing or table of classes"
-        raise InputError(f"{source} was made with {what} and cannot be compared; make a new baseline")
+        what = "other pictures or regions"
+    raise InputError(f"{source} was made with {what} and cannot be compared; make a new baseline")
 
 
 def check_heat(baseline: Mapping[str, Any], layer: str, grids: Sequence[str]) -> None:

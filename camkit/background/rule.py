@@ -158,13 +158,33 @@ def judge(
         effects = [effect for effect in tested if effect.label == name]
         obstacles = _obstacles(class_measures, effects, limits, chance, with_regions=with_regions)
         of_heat = _heat_warnings(class_measures, limits) if name == OVERALL and with_regions else []
-        judged[name] = _judge_alone(
-            effects,
-            obstacles,
-            [*of_heat, *(warnings or {}).get(name, ())],
-            required=name == OVERALL or limits.strict,
+        of_others = [*of_heat, *(warnings or {}).get(name, ())]
+        required = name == OVERALL or limits.strict  # whether a PASS needs the effects to be excluded
+        judgement = Judgement(
+            required=[effect.level for effect in effects if required and effect.name != "sufficiency"],
+            others=[effect.level for effect in effects if not required or effect.name == "sufficiency"],
+            untested=bool(obstacles),
+            warned=bool(of_others),
+            effects={effect.name: effect for effect in effects},
             waived=waived.get(name),
         )
+        # A sufficiency that does not warn decides nothing
+        decisive = [effect for effect in effects if effect.name != "sufficiency" or effect.level != "open"]
+        of_level = {
+            level: [reason_of(effect) for effect in decisive if effect.level == level]
+            for level in ("fail", "excluded", "warn", "open")
+        }
+        known = [
+            reason_of(effect, "knowledge") for effect in effects if not effect.counts and effect.low > effect.limit
+        ]
+        # The reasons have all warnings beside a FAIL, and what could not be tested beside a WARN
+        reasons: Mapping[Verdict, Sequence[Reason]] = {
+            "FAIL": [*of_level["fail"], *of_level["warn"], *of_others],
+            "INCONCLUSIVE": obstacles or of_level["open"],
+            "WARN": [*of_level["warn"], *of_others, *obstacles],
+            "PASS": [*of_level["excluded"], *of_level["open"], *known],
+        }
+        judged[name] = replace(judgement, reasons=tuple(reasons[judgement.verdict]))
     judged[OVERALL] = _judge_model(judged, {*exempt, *waived})
     return judged
 
@@ -213,44 +233,6 @@ def _min_pictures(effect: EffectName, limits: Limits) -> int:
     pictures, but sometimes behind a few less.
     """
     return limits.least_pictures // 2 if effect == "attraction" else limits.least_pictures
-
-
-def _judge_alone(
-    effects: Sequence[Effect],
-    obstacles: Sequence[Reason],
-    other_warnings: Sequence[Reason],
-    *,
-    required: bool,
-    waived: str | None,
-) -> Judgement:
-    """Judge a class, or all classes together, without looking at the others.
-
-    ``required`` says whether a PASS needs its effects to be excluded. The reasons explain the verdict, with all
-    warnings beside a FAIL, and with what could not be tested beside a WARN.
-    """
-    judgement = Judgement(
-        required=[effect.level for effect in effects if required and effect.name != "sufficiency"],
-        others=[effect.level for effect in effects if not required or effect.name == "sufficiency"],
-        untested=bool(obstacles),
-        warned=bool(other_warnings),
-        effects={effect.name: effect for effect in effects},
-        waived=waived,
-    )
-    # A sufficiency that does not warn decides nothing.
-    decisive = [effect for effect in effects if effect.name != "sufficiency" or effect.level != "open"]
-    of_level = {
-        level: [reason_of(effect) for effect in decisive if effect.level == level]
-        for level in ("fail", "excluded", "warn", "open")
-    }
-    known = [reason_of(effect, "knowledge") for effect in effects if not effect.counts and effect.low > effect.limit]
-    warnings = [*of_level["warn"], *other_warnings]
-    reasons: Mapping[Verdict, Sequence[Reason]] = {
-        "FAIL": [*of_level["fail"], *warnings],
-        "INCONCLUSIVE": obstacles or of_level["open"],
-        "WARN": [*warnings, *obstacles],
-        "PASS": [*of_level["excluded"], *of_level["open"], *known],
-    }
-    return replace(judgement, reasons=tuple(reasons[judgement.verdict]))
 
 
 def _judge_model(judged: Mapping[str, Judgement], set_aside: Collection[str]) -> Judgement:
@@ -323,12 +305,10 @@ def _listed(reasons: Sequence[tuple[str, Reason]], classes: int) -> list[Reason]
 
 def _heat_warnings(measures: Measures, limits: Limits) -> list[Reason]:
     """Warn if the heat lies beside the objects, and the objects' places differ enough to show it."""
-    skill = measures.skill
-    if skill is None or measures.room is None or measures.room < limits.least_room:
+    skill, room = measures.skill, measures.room
+    if skill is None or room is None or room < limits.least_room or skill.groups < limits.least_pictures:
         return []
-    if skill.groups < limits.least_pictures or not skill.high < limits.skill:
-        return []
-    return [reason_of({"skill": skill, "limit": limits.skill}, "heat")]
+    return [reason_of({"skill": skill, "limit": limits.skill}, "heat")] if skill.high < limits.skill else []
 
 
 def _obstacles(

@@ -123,7 +123,6 @@ class Showcase:
         self._result = result
         self._plan = result.plan
         self._experiment = Experiment(result.plan)
-        self._items = {item.name: item for item in result.plan.data.items}
         self._pasted = [row for row in result.images if row.same]
         self._named = functools.cache(functools.partial(named_without_object, result.images))
 
@@ -175,7 +174,9 @@ class Showcase:
     def flips(self) -> list[Panel]:
         """Draw pictures that the baseline's model recognised and this one does not."""
         flips = () if self._result.change is None else self._result.change.flips
-        return self._outlined([(self._items[flip.name], f"{flip.before} before, {flip.now} now") for flip in flips])
+        return self._outlined(
+            [(self._plan.by_name[flip.name], f"{flip.before} before, {flip.now} now") for flip in flips]
+        )
 
     def _outlined(self, shown: Sequence[tuple[Item, str | None]]) -> list[Panel]:
         """Draw the first pictures that can be read, of every class in turn, each with its region and an answer."""
@@ -197,12 +198,12 @@ class Showcase:
 
     def _strip(self, row: ImageRow) -> Strip | None:
         """Draw a picture, its heat and its edits, and ask the model about the edits; None if there are no edits."""
-        item = self._items[row.name]
+        item = self._plan.by_name[row.name]
         edits, picture = self._experiment.edits(item, wanted=1), self._experiment.load(item)
         if not edits or picture is None:
             return None
         shown = {edit: make() for edit, make in edits.items() if self._title(edit, row)}
-        answers = self._plan.answer(torch.stack(list(shown.values())), [item] * len(shown))
+        answers, _ = self._plan.answer(torch.stack(list(shown.values())), [item] * len(shown))
         own = self._plan.outputs[item.label]
         edited = [
             Panel(
@@ -216,7 +217,13 @@ class Showcase:
             for (edit, tensor), answer in zip(shown.items(), answers, strict=True)
         ]
         unedited = Panel("picture and region", _with_outline(picture), row.probability, row.answer)
-        return Strip(row, (unedited, self._heat_panel(item, picture), *edited))
+        explanation, heat = self.explained(item), Panel("no heat", np.full((_SIDE, _SIDE, 3), 128, np.uint8))
+        if isinstance(explanation, Explanation):
+            drawn = overlay.render(in_levels(picture.shades, picture.tensor), explanation.heatmap, None)
+            of = f"heat of the best {item.label} box" if self._plan.detects else f"heat for {item.label}"
+            title = of + ("" if explanation.status == "ok" else ": no evidence")
+            heat = Panel(title, self._with_wanted(item, drawn))
+        return Strip(row, (unedited, heat, *edited))
 
     def _with_wanted(self, item: Item, pixels: Pixels) -> Pixels:
         """Draw the boxes that a detector should find; a classifier's picture stays as it is."""
@@ -235,7 +242,7 @@ class Showcase:
             on = "with a ring of class" if edit.fill == RING else "on a background of class"
             alike = [each for each in self._result.images if each.label == row.label]
             right = np.mean([share for each in alike for share in getattr(each, edit.arm).values()])
-            return f"{on} {self._items[edit.lender].label} (such pictures: {right:.0%} right)"
+            return f"{on} {self._plan.by_name[edit.lender].label} (such pictures: {right:.0%} right)"
         return ""
 
     def explained(self, item: Item) -> Explanation | Failure | None:
@@ -245,15 +252,6 @@ class Showcase:
             target = _BestBox(own) if plan.detects else EachTarget((own,))
             return next(plan.explain([item], target)) if plan.explains else None
         return None
-
-    def _heat_panel(self, item: Item, picture: PreparedPicture) -> Panel:
-        explanation = self.explained(item)
-        if not isinstance(explanation, Explanation):
-            return Panel("no heat", np.full((_SIDE, _SIDE, 3), 128, np.uint8))
-        drawn = overlay.render(in_levels(picture.shades, picture.tensor), explanation.heatmap, None)
-        of = f"heat of the best {item.label} box" if self._plan.detects else f"heat for {item.label}"
-        title = of + ("" if explanation.status == "ok" else ": no evidence")
-        return Panel(title, self._with_wanted(item, drawn))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import re
@@ -164,16 +163,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BaseException as error:  # uncaught, it would end the program with 1, which means FAIL
         if TALK.verbose or os.environ.get("CAMKIT_TRACEBACK"):
             print_traceback(error)
-        if isinstance(error.__cause__, StopIteration):  # raised in a generator, it becomes a RuntimeError
-            error = error.__cause__
-        is_full = getattr(error, "errno", None) == errno.ENOSPC
-        if is_full:
-            fail("the output cannot be written: No space left on device; earlier rows are kept")
-        else:
-            message = str(TracebackException(type(error), error, None))  # even if the user's class fails to make one
-            what = f"{type(error).__name__}: {''.join(message.splitlines()[:1])}"
-            fail(f"the model or the program failed{own_place(error)}: {what} (CAMKIT_TRACEBACK=1 shows where)")
-        return OutputError.exit_code if is_full else CamkitError.exit_code
+        message = str(TracebackException(type(error), error, None))  # even if the user's class fails to make one
+        what = f"{type(error).__name__}: {''.join(message.splitlines()[:1])}"
+        fail(f"the model or the program failed{own_place(error)}: {what} (CAMKIT_TRACEBACK=1 shows where)")
+        return CamkitError.exit_code
     return result if isinstance(result, int) else 0
 
 
@@ -198,9 +191,8 @@ def _refuse_mistakes(typed: Sequence[str]) -> None:
     with a suffix, a folder or a wildcard is a picture's.
     """
     for number, argument in enumerate(typed, start=1):
-        is_empty = re.fullmatch(r"(--[\w-]+=)?", argument)
-        where = argument[:-1] or f"argument {number}"
-        if is_empty:
+        if re.fullmatch(r"(--[\w-]+=)?", argument):
+            where = argument[:-1] or f"argument {number}"
             raise InputError(f"{where} is empty; if it comes from a variable, set that variable")
     parent, words = (checks, typed[1:]) if typed[:1] == ["check"] else (app, typed)
     names = [name for name in parent if not name.startswith("-")]

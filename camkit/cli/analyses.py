@@ -26,7 +26,7 @@ from camkit.drawing import overlay
 from camkit.drawing.encode import encode
 from camkit.drawing.figure import Tile, contact_sheet, percent
 from camkit.drawing.text import GREY
-from camkit.errors import CamkitError, InputError, LayerError, ModelError, printable
+from camkit.errors import CamkitError, InputError, LayerError, ModelError, printable, whole_number
 from camkit.images.files import (
     check_folder,
     names_file,
@@ -41,7 +41,7 @@ from camkit.images.listing import Pictures, find_pictures
 from camkit.images.read import open_picture
 from camkit.inspect import picture as report
 from camkit.inspect.costs import Costs, costs
-from camkit.inspect.diagnosis import REPORTS, as_json, diagnose_files
+from camkit.inspect.diagnosis import REPORTS
 from camkit.kit.picture_names import picture_name
 from camkit.layers.choose import decide
 from camkit.layers.decision import Decision
@@ -70,10 +70,17 @@ def diagnose(
     for name in REPORTS:
         refuse_input(out / name, files)
     loaded = load(source, trainable=True)
+    limit = whole_number(how.limit, "limit", 1)
+    check_folder(out)
+    count = min(limit, len(files))
+    spread = [files[number * len(files) // count] for number in range(count)]  # evenly over the files
     with events_into(tensorboard) as events:
-        result = diagnose_files(loaded, files, out, training=how.train, precision=how.precision, limit=how.limit)
+        result = camkit.diagnose(loaded, spread, training=how.train, precision=how.precision)
+        set_aside(out, REPORTS)
+        for name in REPORTS:
+            result.save(out / name)
         if json:
-            emit(as_json(result))
+            emit(plain_json.dumps(result.to_dict(), allow_nan=False))
         else:
             console = printer()
             if not TALK.quiet:
@@ -201,9 +208,10 @@ def export(
     loaded = load(source)
     say(f"exporting {loaded.name}, which takes up to a minute")
     facts = camkit.export(loaded, out, layer, img=picture, **options)
+    made = f"{facts['method']} at {facts['layer']}{', for one picture at a time' * (facts['batch'] == '1')}"
     say(
-        f"wrote {out} ({_size(out.stat().st_size)}): scores, and heat {facts['grid']} of {facts['method']} at "
-        f"{facts['layer']}; both equal camkit's own on {picture or 'a drawn picture'} to 1e-4 of the largest value"
+        f"wrote {out} ({_size(out.stat().st_size)}): scores, and heat {facts['grid']} of {made}; both equal "
+        f"camkit's own on {picture or 'a drawn picture'} to 1e-4 of the largest value"
     )
 
 

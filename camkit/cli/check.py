@@ -16,7 +16,7 @@ import camkit
 from camkit.background import report
 from camkit.background.check import finish_check, plan_check, spread, starter_config
 from camkit.background.data import read_class_map, read_data
-from camkit.background.mend import STRENGTHS, check_before, examples_of, export_composites, mended, nothing_to_mend
+from camkit.background.mend import STRENGTHS, Mending, nothing_to_mend
 from camkit.background.outlines import GRABCUT, PAGE
 from camkit.background.rule import said
 from camkit.cli.explain import actors_of, events_into, load, on_cluster, refuse_existing
@@ -86,10 +86,10 @@ def _settings(data: Path | None, pictures: Data, **tables: Any) -> Settings:
 
 def init(data: Path | None, *, source: OptionalModel, file: Path, overwrite: bool, **tables: Any) -> None:
     """Write a config that fits the data."""
-    instead = "name another file that ends in .toml, such as camkit.toml"
-    is_toml = file.suffix == ".toml" and file.name != PROJECT_FILE
-    if not is_toml:
-        raise InputError(f"the config cannot be written to {file}; {instead}")
+    if file.suffix != ".toml" or file.name == PROJECT_FILE:
+        raise InputError(
+            f"the config cannot be written to {file}; name another file that ends in .toml, such as camkit.toml"
+        )
     refuse_existing(file, "file with --file", overwrite=overwrite)
     model = {name: value for name, value in vars(source).items() if name != "trust_remote_code"}
     settings = _settings(data, model=model, **tables)
@@ -151,26 +151,26 @@ def mend(
     check_folder(target.parent)
     settings = _settings(data, run={"out": export}, **tables)
     refuse_input(target, [settings.data.regions, settings.data.class_map, *source.files()])
-    plan = plan_check(load(source), config=settings)
+    mending = Mending(plan_check(load(source), config=settings))
     if export is not None:
         with stages() as progress:
-            count = export_composites(plan, export, progress)
+            count = mending.export(export, progress)
         say(f"wrote {count} pictures and their table, {printable(str(target))}")
         return 0
     with stages() as progress:
-        before = check_before(plan, progress)
+        before = mending.check_before(progress)
     problem, advice = nothing_to_mend(before), "--force trains anyway"
     if force or not problem:
         say(printable(problem or f"to mend: {report.sentence(before)}"))
         with stages() as progress:
-            examples, problem = examples_of(plan, progress)
+            examples, problem = mending.examples(progress)
         kept = [word for both in itertools.pairwise(sys.argv) if not {"--out", "-o"} & {*both} for word in both[1:]]
         words = [word for word in kept if not word.startswith(("--out=", "-o=", "--overwrite"))]
         command = shlex.join(["camkit", *words, "--export", "pasted"])
         advice = f"{advice}, and this command writes pictures to train the whole network on: {printable(command)}"
     if force or not problem:
         with stages() as progress:
-            found = mended(plan, progress, before, examples, problem)
+            found = mending.mended(progress, before, examples, problem)
         for line in said("mended", found, found.strength > STRENGTHS[-1]).split("\n"):
             emit(line)
         problem, advice = found.problem, "--force writes them, and --export writes pictures to train on"

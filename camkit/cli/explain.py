@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import numpy as np
 import torch
@@ -89,18 +88,7 @@ def on_cluster(source: Model, pool: Pool, loaded: LoadedModel) -> Cluster:
 @contextlib.contextmanager
 def events_into(folder: Path | None) -> Iterator[SummaryWriter | None]:
     """Open a writer of TensorBoard event files before anything is computed; yield None if there is no folder."""
-    if folder is None:
-        yield None
-        return
-    usual_hook = threading.excepthook
-
-    def hook(failed: threading.ExceptHookArgs) -> None:
-        """Pass on all but what TensorBoard's own thread fails to write: closing the events reports that."""
-        is_writer = type(failed.thread).__module__.startswith("tensorboard.")
-        if not (is_writer and isinstance(failed.exc_value, OSError)):
-            usual_hook(failed)
-
-    with mock.patch.object(threading, "excepthook", hook), opened(folder) as events:
+    with contextlib.nullcontext() if folder is None else opened(folder) as events:
         yield events
 
 
@@ -120,9 +108,8 @@ def refuse_existing(file: Path, another: str, *, overwrite: bool) -> None:
     Raises:
         OutputError: it exists, and may not be replaced.
     """
-    exists = f"{file} exists already; name another {another}, or pass --overwrite"
     if file.exists() and not overwrite:
-        raise OutputError(exists)
+        raise OutputError(f"{file} exists already; name another {another}, or pass --overwrite")
 
 
 def mask_on_input(file: Path, pictures: Sequence[Path], preprocess: Preprocess | None) -> np.ndarray:
@@ -143,66 +130,23 @@ def mask_on_input(file: Path, pictures: Sequence[Path], preprocess: Preprocess |
     return inside.numpy()
 
 
-class _Tally:
-    """What has been printed so far.
-
-    Attributes:
-        code: the exit code.
-        pictures: how many are "explained" or have "failed", and how many maps are "empty". A picture
-            with both explanations and errors counts as explained; "images" counts the frames of videos too.
-        errors: for each error, without the name of a picture, the first picture with it and how many have it.
-    """
-
-    def __init__(self) -> None:
-        self.code = 0
-        self.pictures: Counter[str] = Counter()
-        self.errors: dict[str, tuple[str, int]] = {}
-        self._picture, self._is_explained = "", False  # of the last row
-
-    def add(self, row: Result) -> bool:
-        """Count a row; return whether it is an error that an earlier picture had too."""
-        if row.source != self._picture:  # the rows of a picture follow each other
-            self._picture, self._is_explained = row.source, False
-            self.pictures["failed"] += 1  # until one of its rows explains it
-        if isinstance(row, Failure):
-            self.code = max(self.code, getattr(row.error, "exit_code", 0) or CamkitError.exit_code)
-            error = _without_name(row)
-            first, count = self.errors.get(error, (row.source, 0))
-            self.errors[error] = first, count + 1
-            return count > 0
-        if not self._is_explained:
-            self._is_explained = True
-            self.pictures.update(explained=1, failed=-1, images=1 if row.video is None else row.video["frames"])
-        if row.video is not None and "error" in row.video:
-            self.code = max(self.code, InputError.exit_code)
-        self.pictures["empty"] += row.status != "ok"
-        return False
-
-    @property
-    def finished(self) -> int:
-        """The number of pictures that are finished."""
-        return self.pictures["explained"] + self.pictures["failed"]
-
-
 class Progress:
-    """Shows how many pictures are finished and the time left: as a bar on a terminal, elsewhere as a line each minute.
+    """Shows how many pictures are finished and the time left, as a bar on a terminal.
 
     A thread counts the pictures meanwhile, since listing a large folder takes a while. A second bar shows the many
     passes that some methods need for one picture.
     """
 
-    def __init__(self, pictures: Pictures, *, with_lines: bool) -> None:
+    def __init__(self, pictures: Pictures) -> None:
         console = QuietConsole(stderr=True)
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
         shown = console.is_terminal and not TALK.quiet
         self._bars = Bars(*columns, console=console, transient=True, disable=not shown)
-        self._has_lines = with_lines and not shown and not TALK.quiet
         # Three pictures are explained before a progress bar would be read
-        is_long = (shown or self._has_lines) and len(pictures.first(4)) > 3
+        is_long = shown and len(pictures.first(4)) > 3
         self._bar = self._bars.add_task("pictures", total=None, visible=is_long)
         self._passes = self._bars.add_task("changed pictures", total=None, visible=False)
         self._count = lambda: self._bars.update(self._bar, total=pictures.count())
-        self._printed = time.perf_counter()
 
     def __enter__(self) -> Progress:
         """Begin to show it."""
@@ -225,10 +169,6 @@ class Progress:
     def update(self, finished: int) -> None:
         """Show how many pictures are finished."""
         self._bars.update(self._bar, completed=finished)
-        # Where there is no terminal for a bar, a line on the progress of a long run is printed this often
-        if self._has_lines and time.perf_counter() - self._printed > 60.0:
-            self._printed, total = time.perf_counter(), self._bars.tasks[self._bar].total
-            say(f"{finished:,} pictures" + ("" if total is None else f" of {total:,.0f}"))
 
 
 def _report(rows: Run, job: Job, progress: Progress, events: Any, logged: list[tuple[str, dict[str, Any]]]) -> int:
@@ -236,46 +176,46 @@ def _report(rows: Run, job: Job, progress: Progress, events: Any, logged: list[t
 
     With ``--log-to``, the first rows are added to ``logged``, each with its tag; those of videos are left out. If the
     rows go into a table, only errors are printed as text. An error that several pictures have is printed once and
-    counted below the rows. A summary follows. A failure to write TensorBoard's events is raised after the last row.
+    counted below the rows. A summary follows.
     """
-    tally, results, start = _Tally(), job.results, time.perf_counter()
+    results, start, code = job.results, time.perf_counter(), 0
+    found: Counter[str] = Counter()  # "images" counts the frames of videos too
+    errors: dict[str, tuple[str, int]] = {}  # for each error, the first picture with it, and how many have it
+    last = explained = ""  # the rows of a picture follow each other
     if results.csv:
         emit(",".join(_COLUMNS))
-    unwritten: OutputError | None = None
     try:
         with rows, progress:
             for row in rows:
-                is_repeated = tally.add(row)
-                if not isinstance(row, Failure) and row.video is None:
-                    tag = f"explain/{row.name.with_suffix('').as_posix()}"
-                    if results.log_to and len(logged) < 200:  # the help names this number
-                        logged.append((tag, row.explanation.logged(**row.drawing)))
-                    try:
-                        if events is not None and unwritten is None:
+                found["finished"] += row.source != last
+                last, is_repeated = row.source, False
+                if isinstance(row, Failure):
+                    code = max(code, getattr(row.error, "exit_code", 0) or CamkitError.exit_code)
+                    error = _without_name(row)
+                    first, count = errors.get(error, (row.source, 0))
+                    errors[error], is_repeated = (first, count + 1), count > 0
+                else:
+                    if row.source != explained:
+                        explained = row.source
+                        found.update(explained=1, images=1 if row.video is None else row.video["frames"])
+                    found["empty"] += row.status != "ok"
+                    if row.video is None:
+                        tag = f"explain/{row.name.with_suffix('').as_posix()}"
+                        if results.log_to and len(logged) < 200:  # the help names this number
+                            logged.append((tag, row.explanation.logged(**row.drawing)))
+                        if events is not None:
                             camkit.tensorboard.write_explanation(row.explanation, events, tag=tag, **row.drawing)
-                    except OutputError as error:
-                        unwritten = error
+                    elif "error" in row.video:
+                        code = max(code, InputError.exit_code)
                 _print(row, results, is_repeated=is_repeated)
-                progress.update(tally.finished + rows.skipped)
+                progress.update(found["finished"] + rows.skipped)
     except KeyboardInterrupt as error:
         further = "--resume continues with the others" if results.table else "only a run with --table can be continued"
-        finished = tally.finished + rows.skipped
+        finished = found["finished"] + rows.skipped
         many = f"{finished} picture{'s are' if finished != 1 else ' is'} finished"
         raise KeyboardInterrupt(f"{many}; {further}") from error
-    is_text = not (results.json or results.csv)
-    for first, count in tally.errors.values():
-        if count > 1 and is_text and not TALK.verbose:
-            more = "1 more picture has" if count == 2 else f"{count - 1} more pictures have"
-            note = f"{more} the same error as {printable(Path(first).name)}; --verbose lists them"
-            printer(stderr=True).print(Text(note, "red"))
-    line = _summary(tally.pictures, job, rows, time.perf_counter() - start)
-    if not is_text:
-        say(line)
-    elif not TALK.quiet:
-        printer().print(line, markup=False)
-    if unwritten is not None:
-        raise unwritten
-    return tally.code
+    _summarise(found, errors, job, rows, time.perf_counter() - start)
+    return code
 
 
 _COLUMNS = [*(each.name for each in FIELDS), "scale", "file", "error"]
@@ -300,15 +240,25 @@ def _print(row: Result, results: Results, *, is_repeated: bool) -> None:
         printer(stderr=True).print(Text.assemble((printable(row.source), "bold"), "  ", said))
 
 
-def _summary(found: Counter[str], job: Job, rows: Run, seconds: float) -> str:
+def _summarise(found: Counter[str], errors: dict[str, tuple[str, int]], job: Job, rows: Run, seconds: float) -> None:
+    is_text = not (job.results.json or job.results.csv)
+    for first, count in errors.values():
+        if count > 1 and is_text and not TALK.verbose:
+            many = "1 more picture has" if count == 2 else f"{count - 1} more pictures have"
+            note = f"{many} the same error as {printable(Path(first).name)}; --verbose lists them"
+            printer(stderr=True).print(Text(note, "red"))
     more = {
         f"; {found['images'] / max(seconds, 1e-9):.3g} pictures a second": found["images"],
         f"; {rows.skipped} finished in an earlier run": rows.skipped,
         f", {rows.failed_before} of them with an error (not tried again)": rows.failed_before,
         f"; wrote {printable(str(job.results.table))}": job.results.table is not None,
     }
-    line = f"{found['explained']} explained, {found['failed']} failed, {found['empty']} empty"
-    return line + "".join(filter(more.get, more))
+    line = f"{found['explained']} explained, {found['finished'] - found['explained']} failed, {found['empty']} empty"
+    line += "".join(filter(more.get, more))
+    if not is_text:
+        say(line)
+    elif not TALK.quiet:
+        printer().print(line, markup=False)
 
 
 def _without_name(failed: Failure) -> str:
@@ -395,8 +345,13 @@ def explain(
     if how.style == "slide":
         _refuse_unused("--style slide", "true style", targets, how, results, ray=ray)
         return _slide(pictures, source, targets, how)
-    sides = f"--max-side takes a number of pixels, or 0 to keep the size of the pictures, not {how.max_side}"
-    refuse((targets.true is not None, "--true is for --style slide"), (how.max_side < 0, sides))
+    refuse(
+        (targets.true is not None, "--true is for --style slide"),
+        (
+            how.max_side < 0,
+            f"--max-side takes a number of pixels, or 0 to keep the size of the pictures, not {how.max_side}",
+        ),
+    )
     overlay.check(how.style, how.colormap, how.alpha, how.opacity)
     targets.targets()  # checks them before the model is loaded
     for written in filter(None, (how.out, results.table)):
@@ -407,7 +362,7 @@ def explain(
         loaded = load(source)
         cluster = None if pool is None else on_cluster(source, pool, loaded)
         device = device_of(loaded.module) if pool is None else pool.device
-        progress = Progress(files, with_lines=tabled and not TALK.verbose)
+        progress = Progress(files)
         mask = None if targets.mask is None else mask_on_input(targets.mask, files.first(2), loaded.preprocess)
         boxes = [camkit.targets.boxes()] if loaded.detects else None
         how = replace(how, precision=_precision(how, device))
@@ -437,9 +392,8 @@ def _refuse_unused(option: str, more: str, *tables: Any, ray: bool | str) -> Non
     used = {"target", "method", "references", "precision", "recursive", "out", "overwrite", *more.split()}
     names = [field.name for table in tables for field in fields(table) if getattr(table, field.name) != field.default]
     unused = [f"--{name.replace('_', '-')}" for name in [*names, *(["ray"] if ray else [])] if name not in used]
-    leave_out = "leave out what it does not use, in the config too"
     if unused:
-        raise InputError(f"{option} does not use {listed(unused)}; {leave_out}")
+        raise InputError(f"{option} does not use {listed(unused)}; leave out what it does not use, in the config too")
 
 
 def _slide(pictures: Sequence[str], source: Model, targets: TargetOptions, how: Explain) -> int:

@@ -6,7 +6,7 @@ import functools
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args, get_type_hints
@@ -99,8 +99,7 @@ def refuse_fractions(_: App, __: tuple[str, ...], arguments: ArgumentCollection)
     """
     for argument in arguments:
         for token in argument.tokens if int in (argument.hint, *get_args(argument.hint)) else ():
-            is_whole = re.fullmatch(r"[+-]?\w+", token.value)
-            if not is_whole:
+            if re.fullmatch(r"[+-]?\w+", token.value) is None:
                 raise InputError(f"{token.keyword} takes a whole number, not {token.value}")
 
 
@@ -211,9 +210,8 @@ class TargetOptions:
     def _direction_target(self) -> Target:
         """Return a target for one number of the output, by default the first."""
         first, *others = self.target or ["0"]
-        one_number = "--direction explains one number of the output, so --target takes one index"
         if others or not first.isdecimal():
-            raise InputError(one_number)
+            raise InputError("--direction explains one number of the output, so --target takes one index")
         return camkit.targets.direction("+" if self.direction == "up" else "-", int(first))
 
     def _class_target(self, name: str, mask: np.ndarray | None) -> TargetLike:
@@ -253,8 +251,7 @@ _ALONE: dict[str, Callable[[TargetOptions], TargetLike | list[TopTarget] | list[
 
 def _size(name: str, text: str) -> int | list[int]:
     sides = text.lower().split("x")
-    is_size = all(side.isdecimal() for side in sides) and len(sides) <= 2
-    if not is_size:
+    if len(sides) > 2 or not all(map(str.isdecimal, sides)):
         raise InputError(f"--{name} takes a side in pixels, or height x width as in 224x336, not {text!r}")
     return int(sides[0]) if len(set(sides)) == 1 else [int(side) for side in sides]
 
@@ -284,7 +281,6 @@ def _in_shell(table: type, group: Group, *, says_default: bool = False) -> type:
             required, text = False, "The model, as --model of the other commands takes it."
         if says_default and isinstance(default, (int, float, str)) and not isinstance(default, bool):
             text += f" Default: {default if isinstance(default, str) else format(default, 'g')}."
-        parser = _PARSERS.get(name)
         parameter = Parameter(
             name=None if option.name is None else f"--{option.name}",
             alias=option.short,
@@ -295,19 +291,17 @@ def _in_shell(table: type, group: Group, *, says_default: bool = False) -> type:
             help=text,
             metavar=option.metavar,
             required=required,
-            converter=None if parser is None else functools.partial(_converted, parser, name),
+            converter=functools.partial(lambda name, _, tokens: _PARSERS[name](name, tokens[0].value), name)
+            if name in _PARSERS
+            else None,
         )
-        kind = hints[name] if option.shell is None else option.shell if parser is None else Any
+        kind = hints[name] if option.shell is None else Any if name in _PARSERS else option.shell
         usual = field() if required else field(default=default)
         made.append((name, Annotated[kind, parameter], usual))
     own = {"__module__": __name__}  # cyclopts takes classes of the standard library as they are
     return Parameter(name="*")(
         make_dataclass(table.__name__, made, bases=(table,), namespace=own, frozen=True, kw_only=True)
     )
-
-
-def _converted(parser: Callable[[str, str], Any], name: str, _: Any, tokens: Sequence[Any]) -> Any:
-    return parser(name, tokens[0].value)
 
 
 _IN_SHELL: dict[type, type] = {
@@ -394,10 +388,11 @@ def fill_in(_: App, commands: tuple[str, ...], arguments: ArgumentCollection) ->
     if model is not None and not named and not models:  # the folder may be a stranger's
         from camkit.models import runs_code
 
-        instead = f"that you did not name; if you trust this code, pass --config {file}"
-        is_code = f"the model in {file} is Python code ({model}), and camkit does not run code from a config {instead}"
         if runs_code(model):
-            raise InputError(is_code)
+            raise InputError(
+                f"the model in {file} is Python code ({model}), and camkit does not run code from a config that you "
+                f"did not name; if you trust this code, pass --config {file}"
+            )
     if not options["--quiet"].tokens:
         here = "" if named else " in this folder; to use another, pass --config FILE"
         say(f"using the config {file}{here}")

@@ -106,17 +106,5 @@ def bytes_of(picture: Drawable) -> int:
 
 
 def pixels_of(picture: Drawable) -> Pixels:
-    """Return the pixels of a picture as an array; one that is made here is read-only, since several may share it."""
-    if not isinstance(picture, Image.Image):
-        return picture
-    pixels = copied_pixels(picture)
-    pixels.flags.writeable = False
-    return pixels
-
-
-def copied_pixels(picture: Drawable) -> Pixels:
-    """Return a copy of a picture's pixels, to be drawn on. Pillow's own copy takes several times as long."""
-    if not isinstance(picture, Image.Image):
-        return picture.copy()
-    with_padding = np.frombuffer(picture.tobytes("raw", "RGBX"), np.uint8).reshape(picture.height, picture.width, 4)
-    return np.asarray(cv2.cvtColor(with_padding, cv2.COLOR_RGBA2RGB))
+    """Return the pixels of a picture as an array; one that is made of Pillow's is read-only, since several share it."""
+    return np.asarray(picture)

@@ -111,18 +111,17 @@ def draw_slices(
 ) -> Pixels:
     """Return a sheet of slices, each with its name or number; without a volume to draw on, of the colours alone."""
     numbers = chosen_slices(heatmap)
-    columns = math.ceil(math.sqrt(len(numbers)))
-    rows = math.ceil(len(numbers) / columns)
     height, width = size_within(heatmap.shape[1:], _SIDE)
-    canvas = Canvas(columns * (width + _SLICE_GAP) - _SLICE_GAP, rows * (height + _CAPTION + _SLICE_GAP) - _SLICE_GAP)
-    for place, number in enumerate(numbers):
-        left, top = place % columns * (width + _SLICE_GAP), place // columns * (height + _CAPTION + _SLICE_GAP)
+    slices = []
+    for number in numbers:
         picture = None if volume is None else resized(volume[number], (height, width))
         tile = render(picture, heatmap[number], None, colormap=colormap, alpha=alpha, opacity=opacity)
-        canvas.picture(left, top, resized(tile, (height, width)))
+        canvas = Canvas(width, height + _CAPTION)
+        canvas.picture(0, 0, resized(tile, (height, width)))
         words = names[number] if names else f"slice {number + 1} of {len(heatmap)}"
-        canvas.text(left, top + height + _CAPTION / 2, words, size=_SIZE, colour=GREY)
-    return canvas.pixels()
+        canvas.text(0, height + _CAPTION / 2, words, size=_SIZE, colour=GREY)
+        slices.append(canvas.pixels())
+    return sheet(slices, math.ceil(math.sqrt(len(numbers))), gap=_SLICE_GAP, lined=False)
 
 
 @dataclass(frozen=True)
@@ -184,7 +183,6 @@ _LEADING = 1.4
 _BAR = 12
 _TICK = 4
 _TITLE_LINES, _DETAIL_LINES, _NOTE_LINES, _FIXED_NOTE_LINES = 2, 2, 4, 2
-_SHEET_GAP = 12
 
 
 @dataclass(frozen=True)
@@ -417,7 +415,7 @@ def percent(share: float | int) -> str:
     return "<0.1%" if share < 0.0005 else ">99.9%" if share >= 0.9995 else f"{share:.1%}"
 
 
-def sheet(figures: Sequence[Pixels], columns: int | None = None) -> Pixels:
+def sheet(figures: Sequence[Pixels], columns: int | None = None, *, gap: int = 12, lined: bool = True) -> Pixels:
     """Lay figures out in rows, each row as high as its highest figure and each column as wide as its widest."""
     if columns is None:
         high, wide = (sum(figure.shape[axis] for figure in figures) for axis in (0, 1))
@@ -426,13 +424,11 @@ def sheet(figures: Sequence[Pixels], columns: int | None = None) -> Pixels:
     rows = [figures[start : start + columns] for start in range(0, len(figures), columns)]
     widths = [max(figure.shape[1] for figure in figures[column::columns]) for column in range(len(rows[0]))]
     heights = [max(figure.shape[0] for figure in row) for row in rows]
-    canvas = Canvas(sum(widths) + _SHEET_GAP * (len(widths) - 1), sum(heights) + _SHEET_GAP * (len(heights) - 1))
+    canvas = Canvas(sum(widths) + gap * (len(widths) - 1), sum(heights) + gap * (len(heights) - 1))
     for row, figures_of_row in enumerate(rows):
-        top = sum(heights[:row]) + _SHEET_GAP * row
-        if row:
-            canvas.line(
-                (0, top - _SHEET_GAP // 2), (sum(widths) + _SHEET_GAP * len(widths), top - _SHEET_GAP // 2), LINE
-            )
+        top = sum(heights[:row]) + gap * row
+        if row and lined:
+            canvas.line((0, top - gap // 2), (sum(widths) + gap * len(widths), top - gap // 2), LINE)
         for column, figure in enumerate(figures_of_row):
-            canvas.picture(sum(widths[:column]) + _SHEET_GAP * column, top, figure)
+            canvas.picture(sum(widths[:column]) + gap * column, top, figure)
     return canvas.pixels()

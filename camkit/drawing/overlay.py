@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from camkit.drawing.encode import Drawable, copied_pixels, pixels_of, size_of, size_within
+from camkit.drawing.encode import Drawable, pixels_of, shrink, size_of
 from camkit.errors import InputError, did_you_mean, whole_number
 from camkit.types import Box, Opacity, Pixels, Style
 
@@ -128,7 +128,7 @@ def blend(
         opacity: "evidence" fades the colours out where the heat is low, and leaves the picture as it is where the heat
             is 0; "even" gives all colours the weight alpha.
     """
-    drawn = copied_pixels(picture)
+    drawn = np.array(picture, order="C")
     height, width = drawn.shape[:2]
     box = box or Box(0, 0, width, height)
     rows, columns = _pixels_in(box, (height, width))
@@ -179,21 +179,8 @@ def render(
 
 
 def limited(picture: Drawable, most: int) -> Drawable:
-    """Return a picture with its longer side reduced to at most ``most`` pixels.
-
-    A picture of more than twice the size is first reduced by means of squares of whole pixels, which are cheap. What
-    does not fill a square at the right or the lower edge, less than a pixel of the result, is left out.
-    """
-    height, width = size_of(picture)
-    ratio = most / max(height, width)
-    if ratio >= 1:
-        return picture
-    side, method, pixels = int(1 / ratio), cv2.INTER_LINEAR, np.ascontiguousarray(pixels_of(picture))
-    if side > 1 and min(height, width) >= side:
-        columns, rows = width // side, height // side
-        pixels = cv2.resize(pixels[: rows * side, : columns * side], (columns, rows), interpolation=cv2.INTER_AREA)
-        method = cv2.INTER_AREA
-    return np.asarray(cv2.resize(pixels, size_within((height, width), most)[::-1], interpolation=method))
+    """Return a picture with its longer side reduced to at most ``most`` pixels."""
+    return picture if max(size_of(picture)) <= most else shrink(np.ascontiguousarray(pixels_of(picture)), most)
 
 
 def outlined(pixels: Pixels, box: Box) -> Pixels:

@@ -131,28 +131,6 @@ def _longest_start(words: str, width: float | int, size: int) -> int:
     return fewest
 
 
-def write(
-    sheet: Image.Image,
-    x: float | int,
-    y: float | int,
-    words: str,
-    *,
-    size: int,
-    colour: Colour,
-    anchor: Anchor = "left",
-) -> None:
-    """Write a line of text centred vertically on ``y``, with its left end, middle or right end at ``x``."""
-    words = legible(words)
-    if _suits_pillow(words):
-        anchored = f"{anchor[0]}m"  # Pillow's "lm" is left and in the middle of the line's height
-        ImageDraw.Draw(sheet).text((x, y), words, fill=colour, font=_font(size), anchor=anchored)
-        return
-    mask = _with_opencv(words, size)
-    height, width = mask.shape
-    left = x - {"left": 0, "middle": width / 2, "right": width}[anchor]
-    sheet.paste(colour, (round(left), round(y - height / 2)), Image.fromarray(mask))
-
-
 @cache
 def _font(size: int) -> Any:
     return ImageFont.load_default(size)
@@ -207,7 +185,15 @@ class Canvas:
         self, x: Position, y: Position, words: str, *, size: int = 14, colour: Colour = INK, anchor: Anchor = "left"
     ) -> None:
         """Write a line of text centred vertically on ``y``, with its left end, middle or right end at ``x``."""
-        write(self._sheet, x, y, words, size=size, colour=colour, anchor=anchor)
+        words = legible(words)
+        if _suits_pillow(words):
+            anchored = f"{anchor[0]}m"  # Pillow's "lm" is left and in the middle of the line's height
+            self._pen.text((x, y), words, fill=colour, font=_font(size), anchor=anchored)
+            return
+        mask = _with_opencv(words, size)
+        height, width = mask.shape
+        left = x - {"left": 0, "middle": width / 2, "right": width}[anchor]
+        self._sheet.paste(colour, (round(left), round(y - height / 2)), Image.fromarray(mask))
 
     def box(self, left: Position, top: Position, right: Position, bottom: Position, colour: Colour) -> None:
         """Fill a rectangle, right and bottom exclusive; one smaller than a pixel is not drawn."""

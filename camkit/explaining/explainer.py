@@ -623,15 +623,19 @@ class Explainer:
         prepared = prepare(image, self._loaded.preprocess, source_of(image, 1), self._memory.rank)
         return targets, located(prepared, self._loaded.preprocess, self._boxes)
 
-    def settled(self, img: ImageLike) -> tuple[Float[Tensor, "2 c *size"], Ran, Callable[[Tensor, Target], Capture]]:
-        """Return a picture as input, beside its mirror image; how it is explained; and a function that does only that.
+    def _settled(self, img: ImageLike) -> tuple[Float[Tensor, "n c *size"], Ran, Callable[[Tensor, Target], Capture]]:
+        """Return a picture as input, how it is explained, and a function that does only that, so that it can be traced.
 
-        The function decides nothing any more, so it can be traced. The errors are those of a call.
+        Beside the picture is its mirror image, unless the model takes one picture at a time. The errors are those of a
+        call.
         """
         _, prepared = self._one(img, None)
         tensor = prepared.tensor.to(*self._memory.refreshed().record.placement)
-        inputs = torch.stack([tensor, tensor.flip(-1)])
-        return inputs, *self._explain_batch.runner.settled(inputs)
+        inputs, runner = torch.stack([tensor, tensor.flip(-1)]), self._explain_batch.runner
+        try:
+            return inputs, *runner.settled(inputs)
+        except OneByOneError:
+            return inputs[:1], *runner.settled(inputs[:1])
 
     def using(
         self,

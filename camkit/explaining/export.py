@@ -26,7 +26,6 @@ from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     ShapeEnv,
     StatelessSymbolicContext,
-    is_concrete_int,
 )
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -113,7 +112,7 @@ def export(
         raise InputError("a file holds one pass in fp32; leave out smooth and precision")
     if explainer.method.one_by_one:
         raise MethodError(f"method {explainer.method.name!r} takes many passes, and a file holds one; use 'gradcam'")
-    inputs, ran, captured = explainer.settled(min(SCENES.rglob("*.jpg")) if img is None else img)
+    inputs, ran, captured = explainer._settled(min(SCENES.rglob("*.jpg")) if img is None else img)
     scored, maps = ran.captured.scores[0], ran.captured.features
     if scored.indices is None or scored.boxes is not None or scored.cells is not None or len(maps) > 1:
         raise InputError("export takes classifiers, and one map: leave out all layers but one")
@@ -134,22 +133,22 @@ def export(
     if target == "input":  # any class but the best
         scores = run(inputs)[0]
         given["target"] = (scores.argmax(1) + 1) % scores.shape[1]
-    own = run(*given.values())
+    with guarded(explainer.model):  # the passes that are traced then save and restore nothing themselves
+        graph, given = _graph(run, given)
     facts = {
         "camkit": version("camkit"),
         "method": ran.method.name,
         "layer": "+".join(map(str, ran.layers)),
-        "grid": list(own[1].shape[1:]),
+        "grid": list(maps[0].activations.shape[2:]),
         "places": maps[0].placement.positions,
+        "batch": "any" if len(given["image"]) > 1 else "1",
         "imgsz": list(inputs.shape[2:]),
         **preparation,
         **({} if explainer.labels is None else {"names": dict(enumerate(explainer.labels))}),
     }
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in facts.items()}
-    with guarded(explainer.model):  # the passes that are traced then save and restore nothing themselves
-        graph = _graph(run, list(given.values()))
     data, returned = _WRITERS[path.suffix.lower()](graph, given, texts)
-    for name, right, found in zip(("scores", "heat"), own, returned, strict=True):
+    for name, right, found in zip(("scores", "heat"), run(*_more(given)), returned, strict=True):
         if not are_alike(right, found, TOLERANCE):
             difference = float((found - right).abs().max() / right.abs().max())
             raise ModelError(
@@ -176,19 +175,21 @@ def _preparation(preprocess: Preprocess, size: Sequence[int]) -> dict[str, list[
     return found
 
 
-def _graph(run: Run, inputs: Sequence[Tensor]) -> GraphModule:
-    """Return a function as a graph of operations that files can hold, for any number of pictures.
+def _graph(run: Run, given: dict[str, Tensor]) -> tuple[GraphModule, dict[str, Tensor]]:
+    """Return a function as a graph of operations that files can hold, and the inputs that it was traced with.
+
+    The graph takes any number of pictures; one if the model's code turns their number into a constant.
 
     Raises:
         ModelError: it cannot be traced, for example because it decides something by values.
     """
+    batch = DimDynamic.DYNAMIC if len(given["image"]) > 1 else DimDynamic.STATIC
     shapes = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     fakes = [
         shapes.from_tensor(
-            each,
-            symbolic_context=StatelessSymbolicContext([DimDynamic.DYNAMIC, *[DimDynamic.STATIC] * (each.dim() - 1)]),
+            each, symbolic_context=StatelessSymbolicContext([batch, *[DimDynamic.STATIC] * (each.dim() - 1)])
         )
-        for each in inputs
+        for each in given.values()
     ]
     table = {
         **core_aten_decompositions(),
@@ -203,11 +204,21 @@ def _graph(run: Run, inputs: Sequence[Tensor]) -> GraphModule:
     attention = sdpa_kernel(SDPBackend.MATH)
     with _naming_operators(), shapes, attention, warnings.catch_warnings(action="ignore"):
         graph = make_fx(run, table, "symbolic", _allow_non_fake_inputs=True)(*fakes)
-    if is_concrete_int(fakes[0].shape[0]):
-        raise ModelError("the model cannot be exported with its heat, because it decides by the number of pictures")
+    count = fakes[0].shape[0]
+    if isinstance(count, torch.SymInt) and count.node.maybe_as_int() is not None:
+        return _graph(run, {name: each[:1] for name, each in given.items()})
     graph.graph.eliminate_dead_code()
     graph.recompile()
-    return graph.eval()
+    return graph.eval(), given
+
+
+def _shapes(given: Mapping[str, Tensor]) -> Any:
+    return tuple({0: torch.export.Dim("batch", min=1)} if len(each) > 1 else {} for each in given.values())
+
+
+def _more(given: Mapping[str, Tensor]) -> list[Tensor]:
+    """Return the inputs for another number of pictures than the graph was traced with, if it takes any number."""
+    return [torch.cat([each, each[:1]]) if len(each) > 1 else each for each in given.values()]
 
 
 def _naming_operators() -> Any:
@@ -215,8 +226,10 @@ def _naming_operators() -> Any:
 
     def said(error: BaseException) -> str:
         causes = " ".join(str(each) for each in (error, error.__cause__, error.__context__) if each)
+        if "data-dependent" in causes:
+            return "the model or the method cannot be exported: it decides something by the values of a picture"
         named = re.search(r"OpOverload\(op='([\w.]+)'|\b(aten\.[\w.]+)", causes)
-        what = next(filter(None, named.groups()), "") if named else brief(error)
+        what = f"the operator {next(filter(None, named.groups()))}" if named else brief(error)
         return f"the model cannot be exported with its heat, because of {what}"
 
     return as_error(ModelError, said)
@@ -264,24 +277,23 @@ def _onnx(graph: GraphModule, given: Mapping[str, Tensor], texts: Mapping[str, s
             verbose=False,
             input_names=list(given),
             output_names=["scores", "heat"],
-            dynamic_shapes=tuple({0: torch.export.Dim("batch", min=1)} for _ in given),
+            dynamic_shapes=_shapes(given),
         )
         assert program is not None
         program.model.metadata_props.update(texts)
         data = program.model_proto.SerializeToString()
         session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
-    arrays = {name: each.cpu().numpy() for name, each in given.items()}
+    arrays = dict(zip(given, (each.cpu().numpy() for each in _more(given)), strict=True))
     return data, [torch.from_numpy(each) for each in session.run(None, arrays)]
 
 
 def _pt2(graph: GraphModule, given: Mapping[str, Tensor], texts: Mapping[str, str]) -> tuple[bytes, list[Tensor]]:
     """Return a graph as the contents of a file of ``torch.export``, and what it makes of the inputs."""
     file = io.BytesIO()
-    shapes = tuple({0: torch.export.Dim("batch", min=1)} for _ in given)
     with _naming_operators():
-        program = torch.export.export(graph, tuple(given.values()), dynamic_shapes=shapes)
+        program = torch.export.export(graph, tuple(given.values()), dynamic_shapes=_shapes(given))
         torch.export.save(program, file, extra_files=dict(texts))
-    return file.getvalue(), list(program.module()(*given.values()))
+    return file.getvalue(), [each.detach() for each in program.module()(*_more(given))]
 
 
 _WRITERS = {".onnx": _onnx, ".pt2": _pt2}

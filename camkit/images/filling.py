@@ -150,9 +150,12 @@ class _Grid:
         self._all = _with_neighbours(ones)
         self._inverse = self._missing / (self._all - 2**missing.ndim)
         self._scale = 2 if 1 in missing.shape else 1  # sums of pairs have half the weight of sums of four
+        self._coarser: _Grid | None = None
         # A grid with at most three cells along each axis gets no coarser one.
-        coarser = _halved(missing) if missing.ndim == 2 and max(missing.shape) > 3 else None
-        self._coarser = _Grid(coarser, channels, dtype) if coarser is not None and coarser.any() else None
+        if missing.ndim == 2 and max(missing.shape) > 3:
+            even = np.pad(missing, [(0, side % 2) for side in missing.shape], mode="edge")
+            coarser = even[::2, ::2] & even[1::2, ::2] & even[::2, 1::2] & even[1::2, 1::2]  # only missing pixels
+            self._coarser = _Grid(coarser, channels, dtype) if coarser.any() else None
 
     def applied(self, values: Values) -> Values:
         """Return by how much each missing cell exceeds its neighbours: the sum of weight times difference."""
@@ -188,12 +191,6 @@ def _with_neighbours(values: Values) -> Values:
         first, middle, last = (np.take(around, range(at, at + values.shape[axis]), axis) for at in range(3))
         values = first + 2 * middle + last
     return values
-
-
-def _halved(missing: Bool[np.ndarray, "h w"]) -> Bool[np.ndarray, "h2 w2"]:
-    """Return, on a grid of half the size, which cells have only missing pixels."""
-    even = np.pad(missing, [(0, side % 2) for side in missing.shape], mode="edge")
-    return np.asarray(even[::2, ::2] & even[1::2, ::2] & even[::2, 1::2] & even[1::2, 1::2])
 
 
 def _summed_up(values: Float[np.ndarray, "h w c"]) -> Float[np.ndarray, "h2 w2 c"]:

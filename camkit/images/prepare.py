@@ -69,10 +69,8 @@ def prepare(
     Raises:
         ImageError: the image cannot be read or has the wrong form, or it needs ``preprocess`` and there is none.
     """
-    is_clip = isinstance(preprocess, ClipPreprocess)
     if isinstance(image, Tensor):
-        prepared = _prepare_tensor(image, source, rank)
-        return replace(prepared, frames=tuple(map(ClipFrame, range(1, image.shape[1] + 1)))) if is_clip else prepared
+        return _prepare_tensor(image, source, rank, isinstance(preprocess, ClipPreprocess))
     if isinstance(preprocess, ClipPreprocess) and isinstance(image, (str, Path)):
         clip, frames = read_clip(Path(image), preprocess)
         return Prepared(clip, None, None, source, frames=frames)
@@ -157,14 +155,16 @@ def located(prepared: Prepared, preprocess: Preprocess | None, boxes: CropBoxes)
     return replace(prepared, box=box) if box is not None else replace(prepared, picture=None)
 
 
-def _prepare_tensor(tensor: Tensor, source: str, rank: int) -> Prepared:
+def _prepare_tensor(tensor: Tensor, source: str, rank: int, is_clip: bool) -> Prepared:
     if tensor.dim() != rank + 1 or 0 in tensor.shape or not tensor.is_floating_point():
         axes = {1: "L", 2: "H, W", 3: "D, H, W"}[rank]
         raise ImageError(
             f"a tensor must be a normalised image (C, {axes}) or a batch (N, C, {axes}) of floating-point numbers, "
             f"not {tensor.dtype} of shape {tuple(tensor.shape)}" + f"; {CLIPS}" * (rank == 2 and tensor.dim() == 5)
         )
-    return Prepared(tensor, None, Box(0, 0, tensor.shape[2], tensor.shape[1]) if rank == 2 else None, source)
+    box = Box(0, 0, tensor.shape[2], tensor.shape[1]) if rank == 2 else None
+    frames = tuple(map(ClipFrame, range(1, tensor.shape[1] + 1))) if is_clip else ()
+    return Prepared(tensor, None, box, source, frames=frames)
 
 
 def stacked(tensors: list[Float[Tensor, "c *size"]]) -> Float[Tensor, "n c *size"]:
@@ -312,7 +312,7 @@ def _ahead(
             if isinstance(image, (str, Path)):
                 yield Task(functools.partial(read, image, number), in_thread=True)
             else:  # the caller may close it, or write into it, as soon as the next one is taken
-                yield Task(functools.partial(_same, read(image, number)), in_thread=False)
+                yield Task(functools.partial(lambda item: item, read(image, number)), in_thread=False)
 
     readers = min(4, os.cpu_count() or 1)  # with four threads, decoding keeps up with most models
     return in_order(tasks(), workers=readers, ahead=ahead, most=MOST_BYTES, size_of=_bytes)
@@ -351,10 +351,6 @@ def _bytes(item: Prepared | Failure) -> int:
     if not isinstance(item, Prepared):
         return 0
     return item.tensor.nbytes + (0 if item.picture is None else bytes_of(item.picture))
-
-
-def _same(item: Prepared | Failure) -> Prepared | Failure:
-    return item
 
 
 MOST_REFERENCES = 16
@@ -400,8 +396,7 @@ class References:
     """
 
     def __init__(self, references: ReferencesLike | None, preprocess: Preprocess | None, rank: int) -> None:
-        none: tuple[list[ImageLike], str] = ([], "")
-        self._pictures, self._words = none if references is None else chosen_references(references, rank)
+        self._pictures, self._words = ([], "") if references is None else chosen_references(references, rank)
         self._preprocess, self._rank = preprocess, rank
         self._made: dict[object, ReferencePictures] = {}
 

@@ -423,16 +423,13 @@ def quiet_decoders() -> Iterator[None]:
 
     FFmpeg's level is read from the environment when OpenCV opens its first video.
     """
-    name, level = "OPENCV_FFMPEG_LOGLEVEL", cv2.utils.logging.getLogLevel()
-    is_set = name in os.environ
-    os.environ.setdefault(name, "-8")
+    os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
+    level = cv2.utils.logging.getLogLevel()
     cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
     try:
         yield
     finally:
         cv2.utils.logging.setLogLevel(level)
-        if not is_set:
-            os.environ.pop(name, None)
 
 
 def read_clip(file: Path, preprocess: ClipPreprocess) -> tuple[Float[Tensor, "c t h w"], tuple[ClipFrame, ...]]:

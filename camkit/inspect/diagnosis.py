@@ -6,20 +6,19 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, cast, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
-from torch.nn import functional
 
 from camkit.drawing.encode import as_html, encode
-from camkit.errors import InputError, TargetError, advice, as_error, brief, whole_number
+from camkit.errors import InputError, TargetError, advice, as_error, brief
 from camkit.explaining.explainer import configured_model
 from camkit.explaining.explanation import finite_or_none
-from camkit.images.files import check_folder, set_aside, write_file
+from camkit.images.files import write_file
 from camkit.images.prepare import prepare, source_of, stacked, unbatched
 from camkit.inspect.findings import Finding, findings
 from camkit.inspect.layer_statistics import LayerStatistics, Measured, NamedLoss, measure
@@ -68,23 +67,25 @@ class Diagnosis(Measured, Tabular):
     @property
     def remarks(self) -> tuple[str, ...]:
         """What to know when reading the numbers, although nothing is wrong."""
-        remarks = []
-        if self.loss is None:
-            remarks.append("there are no gradients: the output depends on nothing that can be differentiated")
-        if self.parameters and not self.trained:
-            remarks.append("no parameter requires gradients: the model is set up for use, not for training")
-        if zero := self.zero_weights:
-            listed = ", ".join(map(repr, zero[:3])) + (", ..." if len(zero) > 3 else "")
-            remarks.append(
-                f"the weights of {listed} are all zero, perhaps as initialised, so no gradient passes them yet"
-            )
-        if self.unnormalised:
-            remarks.append(
+        zero = ", ".join(map(repr, self.zero_weights[:3])) + (", ..." if len(self.zero_weights) > 3 else "")
+        remarks = (
+            (self.loss is None, "there are no gradients: the output depends on nothing that can be differentiated"),
+            (
+                self.parameters and not self.trained,
+                "no parameter requires gradients: the model is set up for use, not for training",
+            ),
+            (
+                self.zero_weights,
+                f"the weights of {zero} are all zero, perhaps as initialised, so no gradient passes them yet",
+            ),
+            (
+                self.unnormalised,
                 "batch normalisation has seen too few batches to normalise in evaluation mode, so vanishing and "
                 "exploding gradients are not judged; use "
-                f"{advice('training=True', '--train')} to see the model as it is trained"
-            )
-        return tuple(remarks)
+                f"{advice('training=True', '--train')} to see the model as it is trained",
+            ),
+        )
+        return tuple(remark for applies, remark in remarks if applies)
 
     @property
     def batch_text(self) -> str:
@@ -101,6 +102,7 @@ class Diagnosis(Measured, Tabular):
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain JSON values; null for numbers that are not finite."""
         return {
+            "version": 1,  # raised when a field is removed or changes its meaning
             "model": self.model,
             "pictures": self.pictures,
             "training": self.training,
@@ -124,8 +126,8 @@ class Diagnosis(Measured, Tabular):
             OutputError: the file cannot be written, or its type is unknown.
         """
         path = Path(path)
-        in_json = path.suffix == ".json"
-        write_file(path, json.dumps(self.to_dict()).encode() if in_json else encode(self.sheet(), path.suffix))
+        as_json = path.suffix == ".json"
+        write_file(path, f"{json.dumps(self.to_dict())}\n".encode() if as_json else encode(self.sheet(), path.suffix))
         return path
 
     def __repr__(self) -> str:
@@ -150,8 +152,8 @@ class Diagnosis(Measured, Tabular):
 
 def diagnose(
     model: Loadable | None,
-    batch: BatchLike,
-    loss: Loss | None = None,
+    batch: ImageLike | Sequence[ImageLike] | tuple[Any, Any],
+    loss: Callable[..., Tensor] | None = None,
     *,
     training: bool | None = None,
     precision: Precision | None = None,
@@ -227,54 +229,7 @@ def diagnose(
     )
 
 
-def as_json(result: Diagnosis) -> str:
-    """Return a diagnosis as strict JSON in ASCII, which every terminal and pipe can handle."""
-    # The version is raised when a field is removed or changes its meaning
-    return json.dumps({"version": 1, **result.to_dict()}, allow_nan=False)
-
-
-def diagnose_files(
-    model: LoadedModel,
-    pictures: Sequence[Path],
-    out: Path,
-    *,
-    training: bool = False,
-    precision: Precision = "fp32",
-    limit: int = 32,
-) -> Diagnosis:
-    """Diagnose a model on picture files as one batch, and write the reports into a folder.
-
-    The reports of an earlier run are kept as ``before-diagnose.json`` and ``before-diagnose.png``.
-
-    Args:
-        model: a model from ``camkit.load_model``, with ``trainable=True`` to see which parameters are frozen.
-        pictures: picture files.
-        out: the folder for the reports; it is created if it does not exist.
-        training, precision: as for ``camkit.diagnose``.
-        limit: use at most this many pictures, spread evenly over the files.
-
-    Raises:
-        InputError: a picture cannot be read, the model cannot be used, or the folder cannot be written to.
-    """
-    limit = whole_number(limit, "limit", 1)
-    check_folder(out)
-    if len(pictures) > limit:
-        pictures = [pictures[number * len(pictures) // limit] for number in range(limit)]
-    result = diagnose(model, list(pictures), training=training, precision=precision)
-    set_aside(out, REPORTS)
-    write_file(out / "diagnose.json", f"{as_json(result)}\n".encode())
-    write_file(out / "diagnose.png", encode(result.sheet()))
-    return result
-
-
-BatchLike: TypeAlias = "ImageLike | Sequence[ImageLike] | tuple[Any, Any]"
-"""Pictures in any form that ``explain`` accepts, or a pair of such a batch and its labels."""
-
-Loss: TypeAlias = Callable[..., Tensor]
-"""``loss(output)``, or ``loss(output, labels)`` if there are labels; returns one number."""
-
-
-def split_labels(batch: BatchLike, rank: int) -> tuple[Any, Any]:
+def split_labels(batch: Any, rank: int) -> tuple[Any, Any]:
     """Return a batch's pictures and its labels, None if it has none.
 
     A batch with labels is a pair, as a data loader gives it: first a whole batch, either a tensor (N, C, H, W) or a
@@ -313,27 +268,14 @@ def prepared_batch(pictures: Any, model: LoadedModel) -> Float[Tensor, "n c *siz
     return batch.to(device_of(model.module), dtype_of(model.module))
 
 
-def score_for(loss: Loss | None, labels: Any, module: nn.Module) -> NamedLoss:
+def score_for(loss: Callable[..., Tensor] | None, labels: Any, module: nn.Module) -> NamedLoss:
     """Return the function that turns the model's output into one number and its name.
 
     Without a loss, that is the usual loss if there are labels, and otherwise the mean of the best class's score; for
     maps of scores, the mean over their cells too.
-
-    Raises:
-        InputError: the loss is not a function, or the labels are not numbers.
     """
-    if loss is not None and (isinstance(loss, type) or not callable(loss)):
-        raise InputError(
-            "loss must be a function of the output, and of the labels if you pass any, such as torch.nn.MSELoss(), not "
-            f"{loss!r}"
-        )
     if labels is not None and not isinstance(labels, (Tensor, dict)):
-        unfit = (
-            "labels must be numbers, such as class indices; for others, leave them out and pass loss=, a function of "
-            "the output alone"
-        )
-        with as_error(InputError, lambda _: unfit):
-            labels = torch.as_tensor(np.asarray(labels))
+        labels = torch.as_tensor(np.asarray(labels))
     labels = labels.to(device_of(module)) if isinstance(labels, Tensor) else labels
 
     def score(output: Any) -> tuple[Tensor | None, str]:
@@ -384,14 +326,14 @@ def usual_loss(output: Any, labels: Any) -> tuple[Tensor, str]:
         classes = labels[labels != _IGNORED]
         wrong = classes[(classes < 0) | (classes >= logits.shape[1])]
         if len(classes) and not len(wrong):
-            return functional.cross_entropy(logits, labels.long()), "cross entropy"
+            return nn.functional.cross_entropy(logits, labels.long()), "cross entropy"
         values = f" (one is class {int(wrong[0])})" if len(wrong) else f" (all are {_IGNORED}, so they are ignored)"
     elif labels.shape == logits.shape and bool(rows_that_sum_to(1, labels.float().movedim(1, -1).flatten(0, -2)).all()):
-        return functional.cross_entropy(logits, labels.float()), "cross entropy"
+        return nn.functional.cross_entropy(logits, labels.float()), "cross entropy"
     if labels.shape == logits.shape:
         labels = labels.to(logits.dtype)
         if bool(((labels >= 0) & (labels <= 1)).all()):
-            return functional.binary_cross_entropy_with_logits(logits, labels), "binary cross entropy"
+            return nn.functional.binary_cross_entropy_with_logits(logits, labels), "binary cross entropy"
         values = f" (they range from {float(labels.min()):g} to {float(labels.max()):g})"
     example = ", such as torch.nn.MSELoss()" if labels.is_floating_point() else ""
     raise TargetError(

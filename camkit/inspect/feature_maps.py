@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -19,12 +19,11 @@ from torch import Tensor, nn
 from camkit.drawing import overlay
 from camkit.drawing.encode import as_html
 from camkit.drawing.figure import Tile, contact_sheet, percent, resized, scaled_box, sheet, shown_size
-from camkit.drawing.overlay import blend, stretch
 from camkit.drawing.text import GREY, INK, PAPER, Canvas, fitting, wrapped
 from camkit.engine.head import Head, recording
 from camkit.engine.heatmap import enlarge
 from camkit.engine.passes import Pass
-from camkit.errors import ImageError, InputError, LayerError, MethodError, TargetError, advice, optional, whole_number
+from camkit.errors import InputError, LayerError, MethodError, TargetError, advice, optional, whole_number
 from camkit.explaining.explainer import Explainer
 from camkit.explaining.explanation import Explanation
 from camkit.images.files import write_picture
@@ -82,12 +81,7 @@ class FeatureMaps(OfLayer):
 
         Returns:
             A picture, height x width x 3, uint8 RGB.
-
-        Raises:
-            InputError: an unknown scale.
         """
-        if scale not in get_args(MapScale):
-            raise InputError(f"scale must be {' or '.join(map(repr, get_args(MapScale)))}, not {scale!r}")
         maps = np.nan_to_num(self.maps, nan=0.0, posinf=0.0, neginf=0.0)
         peaks = np.abs(maps).max(axis=(1, 2), initial=0.0)
         limits = peaks if scale == "each" else np.full_like(peaks, peaks.max(initial=0.0))
@@ -273,9 +267,9 @@ class Concepts(OfLayer):
         """Return a picture's maps at the size of the model's input (k, H, W).
 
         Raises:
-            InputError: there is no such picture.
+            IndexError: there is no such picture.
         """
-        row = self._row(picture)
+        row = self.pictures[picture]
         return np.asarray(enlarge(torch.from_numpy(self.maps[picture]), row.maps.size, row.maps.placements[0]).numpy())
 
     def overlay(self, picture: int = 0, *, alpha: float = 0.65) -> Pixels:
@@ -291,10 +285,11 @@ class Concepts(OfLayer):
             The picture, H x W x 3 uint8 RGB; its longer side is at most 480 pixels.
 
         Raises:
-            InputError: there is no such picture, it cannot be drawn, or alpha is out of range.
+            InputError: the picture cannot be drawn, or alpha is out of range.
+            IndexError: there is no such picture.
         """
         overlay.check("overlay", "turbo", alpha)
-        row, heatmaps = self._row(picture), self.heatmaps(picture)
+        row, heatmaps = self.pictures[picture], self.heatmaps(picture)
         if heatmaps.ndim != 3:
             raise InputError(f"only maps with two axes can be drawn, and these have {heatmaps.ndim - 1}; see .maps")
         height, width = heatmaps.shape[1:] if row.picture is None else row.picture.shape[:2]
@@ -302,9 +297,13 @@ class Concepts(OfLayer):
         white = np.full((*size, 3), 255, np.uint8)
         box = Box(0, 0, width, height) if row.box is None else row.box
         box = scaled_box(box, (height, width), size)
-        placed = np.stack([np.nan_to_num(stretch(heatmap, box, size)) for heatmap in heatmaps])
+        placed = np.stack([np.nan_to_num(overlay.stretch(heatmap, box, size)) for heatmap in heatmaps])
         # Without heat, this darkens what the model did not see.
-        shown = white if row.picture is None else blend(resized(row.picture, size), np.zeros((1, 1), np.float32), box)
+        shown = (
+            white
+            if row.picture is None
+            else overlay.blend(resized(row.picture, size), np.zeros((1, 1), np.float32), box)
+        )
         weight = alpha * placed.max(0)[..., None]
         colours = np.array(colours_of(len(heatmaps)), np.float32)[placed.argmax(0)]
         canvas = Canvas(size[1], size[0])
@@ -354,11 +353,6 @@ class Concepts(OfLayer):
             OutputError: the file cannot be written, or its type is unknown.
         """
         return write_picture(path, self.sheet(alpha=alpha))
-
-    def _row(self, picture: int) -> Explanation:
-        if not 0 <= picture < len(self.maps):
-            raise InputError(f"there is no picture {picture}: the first is 0, and the last is {len(self.maps) - 1}")
-        return self.pictures[picture]
 
     def _count(self) -> str:
         return f"{counted(len(self.vectors), 'concept')} in {counted(len(self.maps), 'picture')}"
@@ -433,8 +427,7 @@ def factorise(
     loaded = as_model(model, preprocess=preprocess, labels=labels, device=device)
     given = images if isinstance(images, (list, tuple)) else [images]
     pictures = list(unbatched(cast("Sequence[ImageLike]", given), spatial_rank(loaded.module)))
-    if not pictures:
-        raise ImageError("there is no picture to factorise; pass at least one")
+    image = prepared_batch(pictures[:1], loaded)
     explained, maps, layer = maps_of_one_layer(loaded, pictures, target_layer, batch_size)
     # The non-negative feature vectors of all cells of all pictures.
     cells = torch.cat([of_picture.float().flatten(1).mT for of_picture in maps]).relu()
@@ -444,10 +437,7 @@ def factorise(
             f"{concepts} concepts are too many: layer {str(layer)!r} has {cells.shape[1]} channels, and "
             f"{cells.shape[0]} cells in all pictures, so at most {most} can be told apart"
         )
-    if not bool(cells.isfinite().all()):
-        raise LayerError(f"the feature maps of layer {str(layer)!r} hold NaN or infinite values")
     strengths, vectors = factorise_cells(cells, concepts)
-    image = prepared_batch(pictures[:1], loaded)
     chances = class_probabilities(loaded.module, layer, image, vectors, loaded.activation)
     if chances is not None and loaded.labels is not None and len(loaded.labels) != chances.shape[1]:
         raise InputError(f"{len(loaded.labels)} labels were given, but the model has {chances.shape[1]} classes")

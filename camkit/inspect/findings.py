@@ -9,16 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from camkit.inspect.layer_statistics import FLAWS, Flaw, LayerStatistics, Measured
 from camkit.kit.wording import counted, first_of
 from camkit.layers.names import THE_MODEL
-
-FindingKind: TypeAlias = Literal[
-    "nan", "infinity", "exploding", "vanishing", "no gradient", "dead", "saturated", "frozen"
-]
-"""The kind of a finding."""
 
 VANISHING = 1e-4
 """If the gradient of the first layers is smaller by this factor, they learn ten thousand times slower than the last."""
@@ -47,7 +42,7 @@ class Finding:
         text: one sentence, with the numbers behind it.
     """
 
-    kind: FindingKind
+    kind: Literal["nan", "infinity", "exploding", "vanishing", "no gradient", "dead", "saturated", "frozen"]
     layers: tuple[str, ...]
     text: str
 
@@ -148,16 +143,16 @@ def _gradient_sizes(measured: Measured) -> list[Finding]:
     _, first_norm = max(sizes[:quarter], key=lambda size: size[1])
     last_row, last_norm = max(sizes[-quarter:], key=lambda size: size[1])
     ratio = first_norm / last_norm
-    if VANISHING <= ratio <= EXPLODING:
-        return []
     span = f"from {last_norm:.2g} at {last_row.name!r} to {sizes[0][1]:.2g} at {sizes[0][0].name!r}"
-    if ratio < 1:
+    if ratio < VANISHING:
         affected = tuple(row.layer for row, norm in sizes if norm < VANISHING * last_norm)
         advice = "the first layers hardly learn; normalisation, skip connections or ReLU help"
         return [Finding("vanishing", affected, f"the gradient's norm falls {span}: {advice}")]
-    affected = tuple(row.layer for row, norm in sizes if norm > EXPLODING * last_norm)
-    advice = "a step that suits the last layers is far too long for the first; smaller weights or normalisation help"
-    return [Finding("exploding", affected, f"the gradient's norm grows {span}: {advice}")]
+    if ratio > EXPLODING:
+        affected = tuple(row.layer for row, norm in sizes if norm > EXPLODING * last_norm)
+        advice = "a step that suits the last layers is far too long for the first; smaller weights or normalisation"
+        return [Finding("exploding", affected, f"the gradient's norm grows {span}: {advice} help")]
+    return []
 
 
 def _no_gradient(measured: Measured) -> list[Finding]:

@@ -15,7 +15,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from io import FileIO
@@ -28,7 +27,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from camkit.errors import OutputError, advice, refuse, refuse_pipe
+from camkit.errors import OutputError, advice, refuse
 from camkit.kit.wording import listed
 from camkit.models.loaded import LoadedModel
 from camkit.types import Preprocess
@@ -190,12 +189,9 @@ class Store:
         if path is None:
             self._in_memory.extend(start)
             return
-        lock = path.with_name(f".{path.stem.lstrip('.')}.lock")
-        for file in (path, lock):
-            refuse_pipe(file, OutputError)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = _locked(lock, path, instead)
+            self._lock = _locked(path, instead)
             if resume and path.exists():
                 self._continue(path, made_with, instead)
             else:
@@ -284,7 +280,7 @@ class Store:
         self._file = self._lock = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class PictureRow:
     """What one part of a check found out about a picture, by the picture's name."""
 
@@ -372,12 +368,13 @@ def _row(line: bytes) -> Row | None:
     return None
 
 
-def _locked(lock: Path, path: Path, instead: str) -> BinaryIO:
-    """Create and lock a file; the system releases the lock when this process ends, however it ends.
+def _locked(path: Path, instead: str) -> BinaryIO:
+    """Create and lock a file beside another; the system releases the lock when this process ends, however it ends.
 
     Raises:
         OutputError: another run holds the lock.
     """
+    lock = path.with_name(f".{path.stem.lstrip('.')}.lock")
     while True:
         file = lock.open("wb")
         if fcntl is None:

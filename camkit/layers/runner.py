@@ -97,11 +97,13 @@ class Runner:
         method, layers = ran.method, ran.layers
         if method.reads_attention:
             method, layers = self._settled(method, (), inputs)
-        settled = replace(self._pass((), inputs, layers), record=None)  # a trace cannot look into a tensor's memory
+        memory, refs = self.memory, tuple(layer.ref for layer in layers)
+        modules = memory.selected(refs) if refs else {}
+        layouts = memory.placed([layer for layer in layers if layer.size], inputs[:1], self.options["spread"])
 
         def run(pictures: Tensor, target: Target) -> Capture:
-            captured = method.run(replace(settled, inputs=pictures, targets=(target,)))
-            return method.joined(captured, tuple(inputs.shape[2:]))
+            one_pass = Pass(memory.living, pictures, (target,), modules, layouts, afresh=isinstance(layers, Levels))
+            return method.joined(method.run(one_pass), tuple(inputs.shape[2:]))
 
         return ran, run
 
@@ -235,22 +237,6 @@ class Runner:
             return self._decision(inputs)
         return None
 
-    def _pass(self, targets: tuple[Target, ...], inputs: Tensor, layers: Sequence[TargetLayer]) -> Pass:
-        memory, refs = self.memory, tuple(layer.ref for layer in layers)
-        return Pass(
-            memory.living,
-            inputs,
-            targets,
-            memory.selected(refs) if refs else {},
-            memory.placed([layer for layer in layers if layer.size], inputs[:1], self.options["spread"]),
-            infer_layout,
-            precision=self.options["precision"],
-            record=memory.record,
-            progress=self.options["progress"],
-            references=self.options["references"],
-            afresh=isinstance(layers, Levels),
-        )
-
     def _run(
         self,
         method: Method,
@@ -258,12 +244,27 @@ class Runner:
         inputs: Tensor,
         layers: Sequence[TargetLayer],
     ) -> Capture:
-        memory, one_pass = self.memory, self._pass(targets, inputs, layers)
+        memory = self.memory
+        refs = tuple(layer.ref for layer in layers)
+        modules = memory.selected(refs) if refs else {}
         in_a_pass = at_once(inputs.device) if method.one_by_one else len(inputs)
-        apart = memory.keeps_pictures_apart(inputs, in_a_pass, one_pass.modules)
+        apart = memory.keeps_pictures_apart(inputs, in_a_pass, modules)
         if len(inputs) > 1 and (method.one_by_one or not apart):
             raise OneByOneError
-        one_pass = replace(one_pass, apart=apart)
+        one_pass = Pass(
+            memory.living,
+            inputs,
+            targets,
+            modules,
+            memory.placed([layer for layer in layers if layer.size], inputs[:1], self.options["spread"]),
+            infer_layout,
+            precision=self.options["precision"],
+            record=memory.record,
+            progress=self.options["progress"],
+            apart=apart,
+            references=self.options["references"],
+            afresh=isinstance(layers, Levels),
+        )
         try:
             with keeping_overwritten() if memory.overwrites else nullcontext():
                 return method.run(one_pass)

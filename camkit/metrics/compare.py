@@ -3,37 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from camkit.drawing import figure
 from camkit.drawing.encode import as_html, encode
-from camkit.drawing.figure import Tile, contact_sheet, percent
-from camkit.drawing.figure import sheet as stacked
 from camkit.drawing.text import AMBER, GREY, Canvas, wrapped
 from camkit.errors import ImageError, InputError, LayerError, MethodError, OutputError, TargetError
 from camkit.explaining.explainer import Explainer
 from camkit.explaining.explanation import Explanation, finite_or_none
 from camkit.images.files import check_folder, write_picture
+from camkit.images.prepare import source_of
 from camkit.images.read import open_picture
 from camkit.kit.wording import counted
 from camkit.layers.names import Layers, find_layers, named_layers
-from camkit.methods import Method, find_method, known_method
-from camkit.methods.registry import REFERENCE_TITLES, MethodLike
-from camkit.metrics.evaluator import Evaluator, Metric, OfModel, Value, find_metric
+from camkit.methods.registry import REFERENCE_TITLES, Method, MethodLike, find_method, known_method
+from camkit.metrics.evaluator import Evaluator, Metric, OfModel, UndefinedError, Value, find_metric
 from camkit.models import black_box_in
+from camkit.models.loaded import Loadable
 from camkit.tables import Rows, markdown_table
+from camkit.targets import TargetLike
 from camkit.targets.scores import label_of
 from camkit.types import ImageLike, Opacity, Pixels, Progress
-
-if TYPE_CHECKING:
-    from camkit.models.loaded import Loadable
-    from camkit.targets import TargetLike
 
 DEFAULTS = (
     "auto",
@@ -183,18 +180,18 @@ class ComparedPicture:
         ]
         return f"{'; '.join(parts)}."
 
-    def tiles(self, colormap: str, alpha: float, opacity: Opacity) -> list[Tile]:
+    def tiles(self, colormap: str, alpha: float, opacity: Opacity) -> list[figure.Tile]:
         """Return the picture and its maps as a sheet shows them."""
-        tiles = [Tile(self.first.overlay(style="overlay", alpha=0.0, scale="each"), "the picture")]
+        tiles = [figure.Tile(self.first.overlay(style="overlay", alpha=0.0, scale="each"), "the picture")]
         for compared in self.maps:
             if compared.explanation is not None and not compared.same_as:
                 pixels = compared.explanation.overlay(colormap=colormap, alpha=alpha, opacity=opacity, scale="each")
-                tiles.append(Tile(pixels, compared.title, compared.words, GREY))
+                tiles.append(figure.Tile(pixels, compared.title, compared.words, GREY))
                 continue
             canvas, words = Canvas(_SIDE, _SIDE), compared.reason or f"the same as {compared.same_as}"
             for number, line in enumerate(wrapped(words, _SIDE, _LETTERS, _MOST_LINES), start=1):
                 canvas.text(0, number * 1.3 * _LETTERS, line, size=_LETTERS, colour=AMBER)
-            tiles.append(Tile(canvas.pixels(), compared.title))
+            tiles.append(figure.Tile(canvas.pixels(), compared.title))
         return tiles
 
 
@@ -246,8 +243,8 @@ class Comparison(OfModel[ComparedPicture]):
             columns = math.ceil(len(tiles) / math.ceil(len(tiles) / _ACROSS))
             said = [row.about] if blocks else [f"{self.model}. {self.legend}", row.about]
             lines = [part for words in said for part in wrapped(words, columns * _SIDE, _LETTERS + 1, _MOST_LINES)]
-            blocks.append(contact_sheet(tiles, columns, "\n".join(lines), side=_SIDE, size=_LETTERS))
-        return stacked(blocks, columns=1)
+            blocks.append(figure.contact_sheet(tiles, columns, "\n".join(lines), side=_SIDE, size=_LETTERS))
+        return figure.sheet(blocks, columns=1)
 
     @property
     def legend(self) -> str:
@@ -316,7 +313,7 @@ def compare(
             unless ``model`` is an ``Explainer`` with a layer of its own.
         target: None for each picture's best class, or one target for all.
         metric: a name from ``camkit.metrics.METRICS``, of a metric that needs no region.
-        progress: ``progress(done, of)`` is called after each picture that can be read.
+        progress: ``progress(done, of)`` is called after each picture.
         **options: ``preprocess``, ``labels``, ``device``, ``precision`` and ``references`` as for ``Explainer``.
 
     Raises:
@@ -328,7 +325,6 @@ def compare(
         <Comparison of 2 methods on 1 picture>
     """
     explainer, chosen = prepared(model, methods, DEFAULTS, options)
-    pictures: list[Any] = list(images) if isinstance(images, (list, tuple)) else [images]
     judged_by = find_metric(metric)
     if judged_by.needs_region:
         raise InputError(
@@ -337,19 +333,13 @@ def compare(
         )
     layers = chosen_layers(explainer, target_layer)
     rows: list[ComparedPicture] = []
-    unreadable: dict[str, str] = {}
-    for number, picture in enumerate(pictures, start=1):
-        source = str(picture) if isinstance(picture, (str, Path)) else f"picture {number}"
-        try:
-            opened = open_picture(picture) if isinstance(picture, (str, Path)) else picture
-            evaluator = Evaluator(explainer, opened, target)
-        except ImageError as error:
-            unreadable[source] = str(error)
-            continue
+
+    def add(source: str, picture: Any) -> None:
+        evaluator = Evaluator(explainer, picture, target)
         heats = evaluator.references(colour=methods is not None)
         by_chance = {name: evaluator(heat, metric)[metric] for name, heat in heats.items()}
         for layer in layers:
-            maps = _maps(explainer, evaluator, opened, chosen, layer, metric)
+            maps = _maps(explainer, evaluator, picture, chosen, layer, metric)
             first = next((one.explanation for one in maps if one.explanation is not None), None)
             if first is None:
                 raise MethodError(f"no method works on this picture: {maps[0].reason}")
@@ -359,14 +349,45 @@ def compare(
                 answer = label_of(best[0], explainer.labels) or f"class {best[0]}", best[1]
             named = "" if layer is None else str(layer)
             rows.append(ComparedPicture(source, named, tuple(maps), by_chance, answer))
-        if progress is not None:
-            progress(number, len(pictures))
-    if not rows:
-        raise ImageError(next(iter(unreadable.values()), "the list of pictures is empty"))
+
+    pictures = enumerate(images if isinstance(images, (list, tuple)) else [images], start=1)
+    unreadable = for_each_picture([*pictures], add, progress)
     if methods is None:
         works = {one.method for row in rows for one in row.maps if one.explanation is not None}
         rows = [replace(row, maps=tuple(one for one in row.maps if one.method in works)) for row in rows]
     return Comparison(explainer.name, tuple(rows), unreadable, judged_by)
+
+
+def for_each_picture(
+    pictures: Sequence[tuple[int, Any]], measure: Callable[[str, Any], None], progress: Progress | None
+) -> dict[str, str]:
+    """Measure each picture, and return those that cannot be used, with the reason.
+
+    Args:
+        pictures: the pictures or their files, each with its number in the user's call.
+        measure: ``measure(source, picture)`` raises an error if there is no target or no finite score.
+        progress: ``progress(done, of)`` is called after each picture.
+
+    Raises:
+        InputError: there is no picture, or none can be used.
+    """
+    used, unreadable = 0, dict[str, str]()
+    for done, (number, picture) in enumerate(pictures, start=1):
+        source = source_of(picture, number)
+        try:
+            measure(source, open_picture(picture) if isinstance(picture, (str, Path)) else picture)
+            used += 1
+        except (
+            ImageError,
+            TargetError,
+            UndefinedError,
+        ) as error:  # without a box, there is no target
+            unreadable[source] = str(error)
+        if progress is not None:
+            progress(done, len(pictures))
+    if not used:
+        raise InputError(next(iter(unreadable.values()), "the list of pictures is empty"))
+    return unreadable
 
 
 def prepared(
@@ -483,4 +504,4 @@ def value_words(value: Value) -> str:
 
 
 def _with_percent(label: str, probability: float | None) -> str:
-    return label if probability is None else f"{label}: {percent(probability)}"
+    return label if probability is None else f"{label}: {figure.percent(probability)}"

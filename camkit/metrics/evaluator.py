@@ -12,7 +12,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import cv2
 import numpy as np
@@ -27,21 +27,11 @@ from camkit.explaining.explanation import Explanation
 from camkit.images.filling import fill_linearly, fill_smoothly
 from camkit.layers.names import find_layers
 from camkit.methods.registry import check_name
+from camkit.models.loaded import Loadable
 from camkit.tables import Rows, Tabular, markdown_table
-from camkit.targets import Target
+from camkit.targets import Target, TargetLike
 from camkit.targets.places import names_cells
-from camkit.targets.scores import describe
-from camkit.types import WHOLE_MODEL, ImageLike
-
-if TYPE_CHECKING:
-    from camkit.models.loaded import Loadable
-    from camkit.targets import TargetLike
-    from camkit.types import TargetLayer
-
-
-Fill: TypeAlias = Callable[[Tensor, Tensor, int], Tensor]
-"""``fill(picture, removed, seed)`` returns a copy of the picture (C, *size) for each mask (M, *size), with new values
-where the mask is True; ``seed`` seeds random values."""
+from camkit.types import WHOLE_MODEL, ImageLike, TargetLayer
 
 BLUR = 0.05
 """Standard deviation of the Gaussian blur as a share of each side: 11 pixels of 224. On 20 photos it leaves SqueezeNet
@@ -118,17 +108,15 @@ def _channel(values: Float[Tensor, " c"], picture: Float[Tensor, "c *size"]) -> 
     return values.reshape(-1, *[1] * (picture.dim() - 1))
 
 
-FILLS: Mapping[str, Fill] = {
+FILLS: Mapping[str, Callable[[Tensor, Tensor, int], Tensor]] = {
     "blur": blur,
     "mean": mean,
     "noise": noise,
     "inpaint": inpaint,
     "linear": linear,
 }
-"""The fills by name: ``fill=`` takes one of them."""
-
-
-ModelLike: TypeAlias = "Explainer | Loadable"
+"""The fills by name: ``fill=`` takes one of them. ``fill(picture, removed, seed)`` returns a copy of the picture
+(C, *size) for each mask (M, *size), with new values where the mask is True; ``seed`` seeds random values."""
 
 STEPS = 20
 """Steps of a curve: 5 % of the picture each. On photos, areas differ from those of 224 steps by less than 0.01."""
@@ -178,7 +166,7 @@ class Evaluator:
 
     def __init__(
         self,
-        model: ModelLike,
+        model: Explainer | Loadable,
         picture: ImageLike,
         target: TargetLike | None = None,
         *,
@@ -200,7 +188,7 @@ class Evaluator:
         self.fill, self.steps, self.layer, self.seed = fill, steps, layer, seed
         self.region: Bool[Tensor, "*size"] | None = None
         if region is not None:
-            numbers = real_values(region, "the region is an array")
+            numbers = _numbers(region)
             if tuple(numbers.shape) != self.size:
                 raise InputError(
                     f"the region has shape {tuple(numbers.shape)}; it must have the size of the model's input, "
@@ -286,17 +274,18 @@ class Evaluator:
         Args:
             colour: False leaves out "colour", for which the model runs 16 times.
         """
-        seed = self.seed
+        size, seed = self.size, self.seed
 
         def at_random(picture: Tensor) -> Tensor:
             # With one random map for all pictures, chance would not average out over a folder. The map would also be
             # coherent, since a changed picture would have the same one.
-            return random_map(tuple(picture.shape[1:]), (seed, zlib.crc32(picture.contiguous().numpy().tobytes())))
+            return random_map(size, (seed, zlib.crc32(picture.contiguous().numpy().tobytes())))
 
-        found = {
-            "random": _reference("random", self.picture, at_random),
-            "centre": _reference("centre", self.picture, lambda picture: centred_map(tuple(picture.shape[1:]))),
-        }
+        def reference(make: Callable[[Tensor], Tensor], problem: UndefinedError | None = None) -> Heat:
+            # Those of other pictures depend on no model
+            return Heat(make(self.picture), remake=lambda pictures, _: [*map(make, pictures)], problem=problem)
+
+        found = {"random": reference(at_random), "centre": reference(lambda _: centred_map(size))}
         if colour:
             best, problem = 0, None
             colours = colours_of(self.picture)
@@ -305,8 +294,7 @@ class Evaluator:
                 best = int((self.without(~halves, "blur") - self.without(halves, "blur")).argmax())
             except UndefinedError as error:  # the model has no score for a changed picture
                 problem = error
-            make = functools.partial(colour_map, colour=colours[best])
-            found["colour"] = replace(_reference("colour", self.picture, make), problem=problem)
+            found["colour"] = reference(functools.partial(colour_map, colour=colours[best]), problem)
         return found
 
     def heat(self, given: MapLike) -> Heat:
@@ -316,7 +304,7 @@ class Evaluator:
             given: as for one map.
 
         Raises:
-            InputError: the map is not one of this picture and target, or no map of real numbers.
+            InputError: the map is not one of this picture and target.
         """
         wanted = "x".join(map(str, self.size))
         if isinstance(given, Explanation):
@@ -327,7 +315,7 @@ class Evaluator:
                 )
             given = _of_explanation(given, self.explainer, self.target)
         elif not isinstance(given, Heat):
-            values = real_values(given, "a map is an explanation or an array")
+            values = _numbers(given)
             if values.dim() != len(self.size) or not values.numel():
                 raise InputError(
                     f"the map has shape {tuple(values.shape)}, and the model's input has size {wanted}; pass a map "
@@ -350,13 +338,10 @@ class Evaluator:
         try:
             if heat.problem is not None:
                 raise heat.problem
-            measured = metric.measure(self, heat)
+            measured: Any = metric.measure(self, heat)
         except UndefinedError as error:
             return Value(metric.name, None, error.status, str(error), fill)
-        try:
-            number = float(measured.detach() if isinstance(measured, Tensor) else measured)
-        except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # NumPy and PyTorch raise several
-            raise InputError(f"metric {metric.name!r} must return a number, not {describe(measured)}") from error
+        number = float(measured.detach() if isinstance(measured, Tensor) else measured)
         if not math.isfinite(number):
             return Value(metric.name, None, "non_finite", f"{metric.title} is {number} for this map", fill)
         return Value(metric.name, number, fill=fill)
@@ -521,9 +506,6 @@ _ROUNDING = 1e-6
 """Cells by which a share times the number of cells may exceed a whole number by rounding."""
 
 
-Remake: TypeAlias = "Callable[[Tensor, nn.Module | None], Sequence[Tensor]]"
-"""``remake(pictures, model)`` makes the maps of pictures (N, C, *size); None is the Evaluator's own model."""
-
 MapLike: TypeAlias = "Explanation | Heat | np.ndarray | Tensor"
 """What is judged: an explanation; or an array of the input's size, or a coarser one that is enlarged bilinearly."""
 
@@ -535,19 +517,16 @@ class Heat:
     Attributes:
         values: the map at the size of the input, float32 on the CPU. An explanation's heatmap is 0..1; an array may
             have any sign and scale, of which metrics that order cells read the order only.
-        name: the name of the method or of the reference map.
-        cells: the map on the grid of the layer ``layer``, without negative values; None for a map of no single layer.
-        layer: the name of that layer.
-        remake: makes the map for other pictures, and with another model; None if it is not known how.
+        cells: the map on the grid of its layer, without negative values; None for a map of no single layer.
+        remake: ``remake(pictures, model)`` makes the maps of other pictures (N, C, *size), with another model unless
+            that is None; None if it is not known how.
         problem: why the map cannot be judged; None if it can.
         curves: the curves that were already measured for this map.
     """
 
     values: Float[Tensor, "*size"]
-    name: str = "array"
     cells: Float[Tensor, "*grid"] | None = None
-    layer: str = ""
-    remake: Remake | None = None
+    remake: Callable[[Tensor, nn.Module | None], Sequence[Tensor]] | None = None
     problem: UndefinedError | None = None
     curves: dict[object, Curve] = field(default_factory=dict, repr=False)
 
@@ -588,21 +567,10 @@ class Heat:
         return [made.detach().to("cpu", torch.float32) for made in self.remake(pictures, model)]
 
 
-def real_values(given: object, what: str) -> Float[Tensor, "..."]:
-    """Return an array as float32 on the CPU.
-
-    Args:
-        given: the array.
-        what: what it must be, as the first words of the error.
-
-    Raises:
-        InputError: it is no array of real numbers.
-    """
-    if isinstance(given, np.ndarray) and given.dtype.kind in "biuf":
-        return torch.from_numpy(np.array(given, np.float32))  # a copy: PyTorch takes no mirrored or big-endian array
-    if isinstance(given, Tensor) and not given.is_complex():
+def _numbers(given: np.ndarray | Tensor) -> Float[Tensor, "..."]:
+    if isinstance(given, Tensor):
         return given.detach().to("cpu", torch.float32)
-    raise InputError(f"{what} of real numbers, not of {getattr(given, 'dtype', type(given).__name__)}")
+    return torch.from_numpy(np.array(given, np.float32))  # a copy: PyTorch takes no mirrored or big-endian array
 
 
 def _of_explanation(explanation: Explanation, explainer: Explainer, target: Target) -> Heat:
@@ -621,7 +589,7 @@ def _of_explanation(explanation: Explanation, explainer: Explainer, target: Targ
         own = made.choices.but(progress=options["progress"], batch_size=options["batch_size"])
         own = replace(own, target_layer=explanation.layer if method.layer else None)
         remake = functools.partial(_made_again, explainer.choosing(own), made.target or target)
-    return Heat(values, explanation.method, cells, explanation.layer, remake, problem)
+    return Heat(values, cells, remake, problem)
 
 
 def _made_again(explainer: Explainer, target: Target, pictures: Tensor, model: nn.Module | None) -> Sequence[Tensor]:
@@ -691,15 +659,6 @@ def colour_map(picture: Float[Tensor, "c *size"], colour: Float[Tensor, " c"]) -
     size = tuple(distance.shape)
     cells = cell_means(-distance[None], grid_of(size))[0]
     return _scaled(enlarge((cells - cells.amin())[None], size)[0])
-
-
-def _reference(name: str, picture: Tensor, make: Callable[[Tensor], Tensor]) -> Heat:
-    """Return the reference map of a picture; those of other pictures depend on no model."""
-
-    def remade(pictures: Tensor, _: nn.Module | None) -> Sequence[Tensor]:
-        return [make(other.contiguous()) for other in pictures]
-
-    return Heat(make(picture), name, remake=remade)
 
 
 def _scaled(values: Float[Tensor, "*size"]) -> Float[Tensor, "*size"]:
@@ -778,7 +737,7 @@ def register_metric(
         replace: allow a name that is taken, for example when a notebook cell runs again.
 
     Raises:
-        InputError: the name is taken or has other characters, or ``better`` or ``space`` is unknown.
+        InputError: the name is taken or has other characters.
 
     Examples:
         >>> from camkit import metrics
@@ -788,9 +747,6 @@ def register_metric(
         >>> del metrics.METRICS["peak-share"]  # forgets it again
     """
     check_name(name, "metric", InputError, taken=name in METRICS and not replace)
-    for argument, value, kind in (("better", better, Better), ("space", space, Space)):
-        if value not in get_args(kind):
-            raise InputError(f"metric {name!r}: {argument} must be one of {', '.join(get_args(kind))}, not {value!r}")
 
     def add(function: Measure) -> Measure:
         METRICS[name] = Metric(
@@ -807,10 +763,9 @@ def find_metric(name: str) -> Metric:
     Raises:
         InputError: there is none; the message suggests the nearest.
     """
-    if isinstance(name, str) and name in METRICS:
+    if name in METRICS:
         return METRICS[name]
-    hint = did_you_mean(name, METRICS) if isinstance(name, str) else ""
-    raise InputError(f"unknown metric {name!r}{hint or '; choose from ' + ', '.join(METRICS)}")
+    raise InputError(f"unknown metric {name!r}{did_you_mean(name, METRICS) or '; choose from ' + ', '.join(METRICS)}")
 
 
 # --- what metrics return
@@ -938,7 +893,7 @@ class ValueTable(Tabular):
 
 
 def evaluate(
-    model: ModelLike,
+    model: Explainer | Loadable,
     given: MapLike,
     picture: ImageLike,
     metrics: str | Iterable[str] | None = None,
@@ -980,7 +935,7 @@ def evaluate(
 
 
 def references(
-    model: ModelLike, picture: ImageLike, target: TargetLike | None = None, **options: Any
+    model: Explainer | Loadable, picture: ImageLike, target: TargetLike | None = None, **options: Any
 ) -> dict[str, Heat]:
     """Return the maps that every table has for comparison: "random", "centre" and "colour".
 

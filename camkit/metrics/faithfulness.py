@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 
 from camkit.engine.heatmap import cell_means
 from camkit.errors import LayerError, MethodError
+from camkit.explaining.explainer import Explainer
 from camkit.images.filling import POINTING_TOLERANCE, dilated
 from camkit.methods import Method, WeightFunction
 from camkit.methods.feature_maps import KeptMaps
@@ -39,11 +39,7 @@ from camkit.metrics.evaluator import (
     register_metric,
 )
 from camkit.models.modules import shuffle_weights
-
-if TYPE_CHECKING:
-    from camkit.explaining.explainer import Explainer
-    from camkit.types import ScoresOfMaps
-
+from camkit.types import ScoresOfMaps
 
 HOTTEST = 0.2
 """The share of the picture that ``top_loss`` removes: a fifth, about the size of the main object in a photo."""
@@ -270,8 +266,6 @@ def _measured(evaluator: Evaluator, heat: Heat, emptied: Float[Tensor, "1 c *gri
             cells = cell_means(heat.values[None], grid)[0]
         if bool((cells == cells.flatten()[0]).all()):
             raise UndefinedError("constant_map", f"the map is the same in all {cells.numel()} cells of the layer")
-        if emptied.shape != activations.shape:
-            raise UndefinedError("undefined", "the layer has another grid for the filled picture")
         sets = curve_sets(cells, even_shares(evaluator.steps))
         empty = torch.zeros(1, *grid, dtype=torch.bool)
         kept = torch.cat([empty, sets, ~empty, ~sets]).to(activations.device)
@@ -565,7 +559,7 @@ def efficient_mprt(evaluator: Evaluator, heat: Heat) -> float:
     before = entropy(heat.values)
     if not before > 0:
         raise UndefinedError("constant_map", "the map has one level only, so its entropy is zero")
-    model = next(_cascade(evaluator, heat, 1))
+    model = next(_cascade(evaluator, 1))
     after = heat.made_anew(evaluator.picture[None], model)[0]
     if not bool(after.any()):
         raise UndefinedError("undefined", "the map of the shuffled weights is empty")
@@ -581,7 +575,7 @@ def entropy(heat: Float[Tensor, "*size"]) -> float:
 
 def _over_the_cascade(evaluator: Evaluator, heat: Heat, base: Tensor, pictures: Float[Tensor, "n c *size"]) -> float:
     """Return the mean rank correlation of a map with the mean maps of some pictures, after each step of the cascade."""
-    models = _cascade(evaluator, heat, STEPS)
+    models = _cascade(evaluator, STEPS)
     maps = (torch.stack(heat.made_anew(pictures, model)).mean(0) for model in models)
     defined = [found for made in maps if (found := correlation(base, made, of_ranks=True)) is not None]
     if not defined:
@@ -589,10 +583,8 @@ def _over_the_cascade(evaluator: Evaluator, heat: Heat, base: Tensor, pictures: 
     return float(np.mean(defined))
 
 
-def _cascade(evaluator: Evaluator, heat: Heat, steps: int) -> Iterator[nn.Module]:
+def _cascade(evaluator: Evaluator, steps: int) -> Iterator[nn.Module]:
     """Yield a copy of the model after each step; the copy is changed further when the next one is asked for."""
-    if heat.remake is None:
-        heat.made_anew(evaluator.picture[None])  # raises the reason
     try:
         model = copy.deepcopy(evaluator.explainer.model)
     except Exception as error:  # some modules cannot be copied

@@ -13,15 +13,14 @@ import math
 import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Float
 
 from camkit.errors import (
-    ImageError,
     InputError,
     LayerError,
     MethodError,
@@ -39,17 +38,13 @@ from camkit.kit.pages import templates
 from camkit.kit.statistics import Estimate, bootstrap_sums, holm, interval, p_above
 from camkit.kit.wording import VERSION, counted, first_of, listed, number
 from camkit.layers.names import Layers, find_layers
-from camkit.methods import Method
-from camkit.methods.registry import MethodLike
-from camkit.metrics.compare import DEFAULTS, chosen_layers, prepared
-from camkit.metrics.evaluator import METRICS, Better, Evaluator, OfModel, UndefinedError
+from camkit.methods import Method, MethodLike
+from camkit.metrics.compare import DEFAULTS, chosen_layers, for_each_picture, prepared
+from camkit.metrics.evaluator import METRICS, Better, Evaluator, OfModel
+from camkit.models.loaded import Loadable
 from camkit.tables import Rows, flat, markdown_table
-
-if TYPE_CHECKING:
-    from camkit.models.loaded import Loadable
-    from camkit.targets import TargetLike
-    from camkit.types import ImageLike, Progress
-
+from camkit.targets import TargetLike
+from camkit.types import ImageLike, Progress
 
 USUAL = (*DEFAULTS, "kpcacam", "ablationcam", "fullgrad")
 """The default methods of a judgement: the defaults of a comparison, and three methods that are too slow for one."""
@@ -349,8 +344,6 @@ def judge(
     """
     begin = time.perf_counter()
     pictures, seed = whole_number(pictures, "pictures", _FEWEST), whole_number(seed, "seed", 0)
-    if not isinstance(images, (str, Path, Iterable)):
-        raise InputError(f"judge takes a folder or a list of pictures, not {type(images).__name__}; pass [img] for one")
     explainer, chosen = prepared(model, methods, USUAL, options)
     sample = _sampled(images, pictures, seed)
     layers = chosen_layers(explainer, target_layer)
@@ -361,33 +354,28 @@ def judge(
     }
     maps: dict[str, list[_Map]] = {name: [] for name in (*tried, *REFERENCES)}
     used: list[str] = []
-    unreadable: dict[str, str] = {}
     plain: list[float] = []
     # Maps of several layers are compared on the cells of one layer, and then camkit chooses it.
     named = find_layers(explainer.model, layers[0]) if len(layers) == 1 and layers[0] is not None else ()
-    cells_of, layer_of_cells = str(named[0]) if len(named) == 1 else None, ""
-    tell = progress or (lambda *_: None)
-    _refuse_few(len(sample), len(tried), {})
-    for done, (place, picture) in enumerate(sample):
-        tell(done, len(sample))
-        source = str(picture) if isinstance(picture, (str, Path)) else f"picture {place}"
-        try:
-            opened = open_picture(picture) if isinstance(picture, (str, Path)) else picture
-            draws = seed + len(used)
-            evaluator = Evaluator(explainer, opened, target, fill=_FILL, steps=_STEPS, layer=cells_of, seed=draws)
-            start = time.perf_counter()
-            evaluator.scored(evaluator.picture[None])
-        except (ImageError, TargetError, UndefinedError) as error:
-            unreadable[source] = str(error)
-            continue
+    chosen_cells, cells_of = str(named[0]) if len(named) == 1 else None, list[str]()
+
+    def add(source: str, picture: Any) -> None:
+        draws = seed + len(used)
+        evaluator = Evaluator(explainer, picture, target, fill=_FILL, steps=_STEPS, layer=chosen_cells, seed=draws)
+        start = time.perf_counter()
+        evaluator.scored(evaluator.picture[None])
         plain.append(time.perf_counter() - start)
         for name, (method, layer) in tried.items():
-            maps[name].append(_measured(evaluator, opened, method, layer, maps[name]))
+            maps[name].append(_measured(evaluator, picture, method, layer, maps[name]))
         for name, heat in evaluator.references().items():
             maps[name].append(_Map(evaluator(heat, _MEASURED).numbers()))
-        layer_of_cells = layer_of_cells or evaluator.cells_of
+        cells_of.append(evaluator.cells_of)
         used.append(source)
-    tell(len(sample), len(sample))
+
+    _refuse_few(len(sample), len(tried), {})
+    if progress is not None:
+        progress(0, len(sample))
+    unreadable = for_each_picture(sample, add, progress)
     _refuse_few(len(used), len(tried), unreadable)
     works = [name for name in tried if not all(each.failure for each in maps[name])]
     if not works:
@@ -395,6 +383,7 @@ def judge(
     names = [*(works if methods is None else tried), *REFERENCES]
     rows = _rows({name: maps[name] for name in names}, tried, float(np.median(plain)), seed)
     recommended, seconds = recommend(rows, seed), time.perf_counter() - begin
+    layer_of_cells = next(filter(None, cells_of), "")
     return MethodJudgement(explainer.name, rows, unreadable, recommended, tuple(used), layer_of_cells, seed, seconds)
 
 
@@ -410,17 +399,12 @@ def _refuse_few(usable: int, rows: int, unreadable: Mapping[str, str]) -> None:
     """Refuse so few pictures that no row could be found to beat the random map.
 
     A row that is better on each of n pictures is so by luck with a chance of 0.5 to the power of n, and the correction
-    for several rows multiplies it by their number. If all pictures fail for one reason, it is the model's.
+    for several rows multiplies it by their number.
     """
     fewest = max(_FEWEST, math.floor(math.log2(rows / SIGNIFICANCE)) + 1)
-    if usable >= fewest:
-        return
-    reasons = list(dict.fromkeys(unreadable.values()))
-    few = (
-        f"{counted(usable, 'picture')} can be used, but judging {counted(rows, 'map')} of each takes {fewest} or more"
-        f"{'; ' if reasons else ''}{''.join(reasons[:1])}"
-    )
-    raise InputError(reasons[0] if not usable and len(reasons) == 1 else few)
+    if usable < fewest:
+        few = f"{counted(usable, 'picture')} can be used, but judging {counted(rows, 'map')} of each takes {fewest}"
+        raise InputError("; ".join([f"{few} or more", *list(unreadable.values())[:1]]))
 
 
 class _Map(NamedTuple):
@@ -524,10 +508,17 @@ class Figure(Estimate):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figure as plain JSON values."""
-        found = {name: finite_or_none(value) for name, value in asdict(self).items() if name not in ("mark", "values")}
-        first = {"mean": found.pop("value"), "low": found.pop("low"), "high": found.pop("high")}
-        first["pictures"] = found.pop("groups")
-        return first | found | {"values": [finite_or_none(value) for value in self.values]}
+        return {
+            "mean": finite_or_none(self.value),
+            "low": finite_or_none(self.low),
+            "high": finite_or_none(self.high),
+            "pictures": self.groups,
+            "beats_random": self.beats_random,
+            "loses_to_random": self.loses_to_random,
+            "level_with_best": self.level_with_best,
+            "counted_like_random": self.counted_like_random,
+            "values": [finite_or_none(value) for value in self.values],
+        }
 
 
 def gains_of(measured: OfRows, better: Better) -> dict[str, Float[np.ndarray, " n"]]:

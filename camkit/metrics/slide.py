@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cv2
 import numpy as np
@@ -15,22 +15,19 @@ from camkit.drawing.encode import as_html, as_pdf
 from camkit.drawing.figure import percent
 from camkit.drawing.text import GREY, INK, Canvas, SvgCanvas, wrapped
 from camkit.errors import ImageError, InputError, advice
+from camkit.explaining.explainer import Explainer
 from camkit.explaining.explanation import Explanation
 from camkit.images.files import write_file, write_picture
 from camkit.images.prepare import as_pixels
 from camkit.images.read import open_picture
 from camkit.kit.wording import listed
+from camkit.methods.registry import MethodLike
 from camkit.metrics.compare import prepared
 from camkit.metrics.evaluator import Evaluator, hot_sets
 from camkit.metrics.faithfulness import HOTTEST
-from camkit.targets import contrast
+from camkit.models.loaded import Loadable
+from camkit.targets import TargetLike, contrast
 from camkit.types import ImageLike, Pixels
-
-if TYPE_CHECKING:
-    from camkit.explaining.explainer import Explainer
-    from camkit.methods.registry import MethodLike
-    from camkit.models.loaded import Loadable
-    from camkit.targets import TargetLike
 
 _WIDTH, _HEIGHT = 1920, 1080
 """The size of a slide in pixels, 16:9."""

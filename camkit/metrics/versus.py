@@ -16,12 +16,12 @@ from PIL import Image
 
 from camkit.drawing import figure
 from camkit.drawing.text import PAPER, Canvas, fitting
-from camkit.errors import ImageError, InputError, TargetError, as_cell, printable
+from camkit.errors import ImageError, TargetError, as_cell, printable
 from camkit.explaining.explainer import Explainer
 from camkit.explaining.explanation import Explanation, finite_or_none
 from camkit.images.files import csv_line, write_file, write_picture
-from camkit.images.read import open_picture
 from camkit.kit.wording import counted
+from camkit.metrics.compare import for_each_picture
 from camkit.metrics.evaluator import OfModel
 from camkit.models.loaded import Loadable
 from camkit.targets.scores import class_of
@@ -212,31 +212,21 @@ def compare_models(
         chosen = index, _class_in(both[1].labels, both[0].labels, index)
         if chosen[1] is None:
             raise TargetError(f"{second} has no class {target!r}; name a class that both models have")
-    images: list[Any] = list(pictures) if isinstance(pictures, (list, tuple)) else [pictures]
     rows: list[dict[str, Any]] = []
     heats: dict[str, Sequence[HeatOfTwo]] = {}
-    unreadable: dict[str, str] = {}
-    refused: InputError = ImageError("the list of pictures is empty")
-    for number, picture in enumerate(images, start=1):
-        source = str(picture) if isinstance(picture, (str, Path)) else f"picture {number}"
-        try:
-            opened = open_picture(picture) if isinstance(picture, (str, Path)) else picture
-            row, heats[source] = _compared(source, opened, both, chosen)
-            insort(
-                rows,
-                row,
-                key=lambda row: (
-                    not row["answers_differ"],
-                    2 if row["heat_in_common"] is None else row["heat_in_common"],
-                ),
-            )
-        except (ImageError, TargetError) as error:  # a picture without a box, for example, has no target
-            unreadable[source], refused = str(error), error
-        heats = {row["picture"]: heats[row["picture"]] for row in rows[:most]}
-        if progress is not None:
-            progress(number, len(images))
-    if not rows:
-        raise refused
+
+    def add(source: str, picture: Any) -> None:
+        row, heats[source] = _compared(source, picture, both, chosen)
+        insort(
+            rows,
+            row,
+            key=lambda row: (not row["answers_differ"], 2 if row["heat_in_common"] is None else row["heat_in_common"]),
+        )
+        for less_different in heats.keys() - {row["picture"] for row in rows[:most]}:
+            del heats[less_different]
+
+    numbered = enumerate(pictures if isinstance(pictures, (list, tuple)) else [pictures], start=1)
+    unreadable = for_each_picture([*numbered], add, progress)
     parts = [[(name, type(module)) for name, module in each.model.named_modules()] for each in both]
     return ModelComparison(first, tuple(rows), unreadable, second, parts[0] == parts[1], heats)
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from camkit.errors import InputError, ModelError, advice, did_you_mean
+from camkit.errors import InputError, ModelError, advice, as_error, did_you_mean
 from camkit.models import from_torchvision
 from camkit.models.boxes import DETECTORS, read
 from camkit.models.from_file import KINDS, as_module
@@ -84,14 +84,13 @@ def pick_device(device: str | torch.device | None) -> torch.device:
         return torch.device(
             "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
         )
-    try:
+    available = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+    available += ["mps"] if torch.backends.mps.is_available() else []
+    said = f"device {str(device)!r} cannot be used here; choose {' or '.join(available)}"
+    with as_error(ModelError, lambda _: said):
         picked = torch.device(device)
         torch.empty(0, device=picked)
-    except (RuntimeError, AssertionError, TypeError) as error:
-        available = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
-        available += ["mps"] if torch.backends.mps.is_available() else []
-        raise ModelError(f"device {str(device)!r} cannot be used here; choose {' or '.join(available)}") from error
-    return picked
+        return picked
 
 
 def load_model(
@@ -145,11 +144,9 @@ def load_model(
         >>> camkit.load_model("demo-fair", device="cpu").labels
         ('plane', 'ship', 'car', 'bird')
     """
-    if not isinstance(name, str):
-        raise ModelError(f"the name of a model must be a string, not {type(name).__name__}")
     names = as_labels(labels)
     request = Request(
-        name,
+        str(name),
         weights,
         pretrained,
         (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, list) else size,
@@ -168,13 +165,12 @@ def load_model(
         module = module.eval().to(pick_device(device))
         module = module if trainable else module.requires_grad_(requires_grad=False)
     named = loaded.weights if weights is None else str(weights)  # a factory may say which weights it loaded
-    activation = activation or loaded.activation
     return replace(
         loaded,
         module=module,
         labels=names or loaded.labels,
         weights=named,
-        activation=activation,
+        activation=activation or loaded.activation,
         detects=loaded.detects or boxes is not None,
     )
 

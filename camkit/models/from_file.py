@@ -117,7 +117,16 @@ def with_heat(
     """Return a file that ``camkit.export`` wrote: it returns scores and heat."""
     with as_error(ModelError, lambda _: f"{request.name} does not say where the cells of its heat look"):
         places = tuple(tuple(map(float, axis)) for axis in _value(metadata["places"]))
-    box = HeatFile(function, places, explains_any=explains_any)
+    box = HeatFile(
+        function,
+        places,
+        explains_any=explains_any,
+        batch=1 if metadata.get("batch") == "1" else None,
+        reason="camkit runs this file without layers and gradients",
+        way_out=""
+        if explains_any
+        else "for the heat of any class, export the model with " + advice("target='input'", "--target input"),
+    )
     made = f"made by {metadata.get('method')} at {metadata.get('layer')} when camkit {metadata['camkit']} wrote it"
     kind = f"run by {runtime}; the heat is the file's own, {made}"
     shape = [length if isinstance(length, int) else None for length in shape]

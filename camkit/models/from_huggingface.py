@@ -337,10 +337,7 @@ def _prepared(request: Request, name: str) -> Prepare:
     if request.size is not None:
         processor.size = dict(zip(("height", "width"), request.size, strict=True))
         processor.do_center_crop = False
-        actual: tuple[int, ...] = ()
-        with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
-            actual = tuple(Prepare(processor)(Image.new("RGB", (160, 100))).shape[1:])
-        if actual != request.size:
+        if tuple(Prepare(processor)(Image.new("RGB", (160, 100))).shape[1:]) != request.size:
             raise ModelError(
                 f"the image processor of {request.name} does not prepare pictures of another size; leave out size"
             )

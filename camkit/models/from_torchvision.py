@@ -67,8 +67,7 @@ def load(request: Request) -> LoadedModel:
     if recipe is not None:
         plain = weights is None and not request.pretrained
         module = _build(name, None, {}) if plain else _downloaded(name, recipe)
-        categories = tuple(recipe.meta["categories"])
-        return LoadedModel(module, name, _prepared(recipe, request), categories, detects=detects)
+        return LoadedModel(module, name, _prepared(recipe, request), tuple(recipe.meta["categories"]), detects=detects)
     path = Path(str(weights))
     if not is_file(path):
         raise ModelError(

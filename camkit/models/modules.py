@@ -61,9 +61,10 @@ class BlackBox(nn.Module):
     Attributes:
         function: the function.
         usual_method: the method that "auto" stands for.
+        explains_any: whether it returns the heat of any class itself.
     """
 
-    usual_method = "occlusion"
+    usual_method, explains_any = "occlusion", False
 
     def __init__(
         self,
@@ -75,14 +76,14 @@ class BlackBox(nn.Module):
         way_out: str = "",
     ) -> None:
         super().__init__()
-        self._reason, self._way_out = reason, way_out
+        self._reason, self.way_out = reason, way_out
         # A module is called, not registered: camkit would look for layers in it.
         self.function = function.__call__ if isinstance(function, nn.Module) else function
         self._batch, self._sigmoid = batch, sigmoid
 
     def lacks(self, instead: str = "") -> str:
         """Return a sentence: why there are neither layers nor gradients, and what to do, for example ``instead``."""
-        ways = ", or ".join(way for way in (self._way_out, instead) if way)
+        ways = ", or ".join(way for way in (self.way_out, instead) if way)
         return f"{self._reason}; {ways}" if ways else self._reason
 
     def forward(self, images: Tensor) -> Any:
@@ -154,7 +155,6 @@ class HeatFile(FileBox):
 
     Attributes:
         places: where the cells of the heat look.
-        explains_any: whether the file explains the classes that it is given, or always the best one.
     """
 
     usual_method = "from-file"
@@ -174,8 +174,9 @@ class HeatFile(FileBox):
         Raises:
             RunError: the file failed.
         """
-        heat: Tensor = self._returned(pictures.float().cpu(), torch.tensor(classes))[1]
-        return heat.to(pictures.device)
+        size = self._batch or len(pictures)
+        parts = zip(pictures.float().cpu().split(size), torch.tensor(classes).split(size), strict=True)
+        return torch.cat([self._returned(*part)[1] for part in parts]).to(pictures.device)
 
 
 def _boxes(rows: Sequence[dict[str, Any]], count: int) -> list[dict[str, Tensor]]:
@@ -321,8 +322,7 @@ def adapted(model: nn.Module, others: Any = None, picture: Any = None, output: s
     """Return a model that holds its other inputs and returns one of its outputs; the model itself if none is named.
 
     Raises:
-        InputError: ``others`` is not a dictionary of names, ``picture`` is one of the others, or the model has no such
-            argument.
+        InputError: ``others`` is not a dictionary of names, or the model has no such argument.
     """
     names = [] if others is None else others
     if others is not None and not (isinstance(others, Mapping) and all(isinstance(name, str) for name in others)):
@@ -331,12 +331,6 @@ def adapted(model: nn.Module, others: Any = None, picture: Any = None, output: s
         )
     if others is not None or picture is not None:
         parameters = inspect.signature(model.forward, follow_wrapped=False).parameters
-        first = picture or next(iter(parameters), None)
-        if first in names:
-            raise InputError(
-                f"{first!r} is the argument for the picture, but also among the other inputs; leave it out of inputs, "
-                "or name the picture's argument with picture=..."
-            )
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         for name in () if takes_any else [*names, *([picture] if picture else [])]:
             if name not in parameters:

@@ -144,8 +144,7 @@ class Pool(NamedTuple):
         Raises:
             InputError: a number is invalid, or no actor fits.
         """
-        wrong = cpus <= 0 or (gpus is not None and gpus < 0) or (actors is not None and actors < 1)
-        if wrong:
+        if cpus <= 0 or (gpus is not None and gpus < 0) or (actors is not None and actors < 1):
             raise InputError(f"actors, cpus and gpus must be positive, not {actors}, {cpus} and {gpus}")
         resources = import_ray().cluster_resources()
         cores, devices = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
@@ -155,11 +154,13 @@ class Pool(NamedTuple):
         spared = max(1, math.floor(cores / 8)) if spare and actors is None else 0
         room = math.floor(devices / gpus if gpus else (cores - spared) / cpus)
         pool = cls(actors or max(1, room), cpus, gpus)
-        each = f"{gpus or cpus:g} {'GPUs' if gpus else 'cores'} each"
-        beside = f"; reading takes {spared} cores" if spared else ""
-        has = f"the cluster has {cores:g} cores and {devices:g} GPUs"
         if room < pool.actors:
-            raise InputError(f"{has}, too few for {pool.actors} actors with {each}{beside}")
+            each = f"{gpus or cpus:g} {'GPUs' if gpus else 'cores'} each"
+            beside = f"; reading takes {spared} cores" if spared else ""
+            raise InputError(
+                f"the cluster has {cores:g} cores and {devices:g} GPUs, too few for {pool.actors} actors with "
+                f"{each}{beside}"
+            )
         return pool
 
     @property
@@ -295,11 +296,12 @@ class _Actor:
         parts = ("version of camkit", "network", "weights", "labels")
         there, here = ({name: made[name] for name in parts} for made in (cluster.made_with, fingerprint(loaded)))
         different = differences(there, here)
-        node = f"the node {socket.gethostname()} has another {different} than the machine that started the job"
         if different:
-            raise ModelError(f"{node}; give all nodes the same files, or pass the model itself")
-        work: Work = begin(loaded)
-        return work
+            raise ModelError(
+                f"the node {socket.gethostname()} has another {different} than the machine that started the job; give "
+                "all nodes the same files, or pass the model itself"
+            )
+        return begin(loaded)  # type: ignore[no-any-return]
 
 
 def _on_pieces(begin: Callable[[LoadedModel], Work], model: LoadedModel) -> Work:
@@ -343,9 +345,10 @@ def _on_batches(options: Mapping[str, Any], model: LoadedModel) -> Work:
 def _pictures(batch: Mapping[str, np.ndarray], unread: list[Failure]) -> Iterator[str | Image.Image]:
     """Yield the file of each picture, or the picture; note those that cannot be read."""
     column = next((name for name in ("bytes", "image", "path") if name in batch), "")
-    needed = "camkit needs 'path', 'bytes' or 'image' with the pictures"
     if not column:
-        raise InputError(f"the dataset has the columns {', '.join(batch)}; {needed}")
+        raise InputError(
+            f"the dataset has the columns {', '.join(batch)}; camkit needs 'path', 'bytes' or 'image' with the pictures"
+        )
     if column == "path":
         yield from map(str, batch["path"])
         return
@@ -377,7 +380,7 @@ def connected(address: str | None, *, quiet: bool = True) -> Iterator[None]:
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     ray = import_ray()
     is_own = not ray.is_initialized()
-    if is_own and address is not None:
+    if is_own and address not in (None, "auto", "local"):  # Ray's own names for the cluster here, and for a new one
         _refuse_unreachable(address)
     if quiet:
         ray.data.DataContext.get_current().enable_progress_bars = False
@@ -397,15 +400,12 @@ def connected(address: str | None, *, quiet: bool = True) -> Iterator[None]:
 def _refuse_unreachable(address: str) -> None:
     """Try to connect, because Ray itself tries for minutes and prints a lot."""
     named = re.fullmatch(r"(?:ray://)?\[?([^/]+?)\]?:(\d+)", address)
-    is_own = address in ("auto", "local")  # Ray's own names for the cluster that runs here, and for a new one
-    wrong = f"{address!r} is not the address of a Ray cluster; pass auto, host:port or ray://host:port"
-    if named is None and not is_own:
-        raise InputError(wrong)
-    if named is not None:
-        said = f"no Ray cluster answers at {address}: "
-        with as_error(InputError, lambda error: f"{said}{getattr(error, 'strerror', None) or error}"):
-            # How long to wait until a cluster answers
-            socket.create_connection((named[1], int(named[2])), 10.0).close()
+    if named is None:
+        raise InputError(f"{address!r} is not the address of a Ray cluster; pass auto, host:port or ray://host:port")
+    said = f"no Ray cluster answers at {address}: "
+    with as_error(InputError, lambda error: f"{said}{getattr(error, 'strerror', None) or error}"):
+        # How long to wait until a cluster answers
+        socket.create_connection((named[1], int(named[2])), 10.0).close()
 
 
 def import_ray() -> Any:

@@ -280,8 +280,8 @@ def _finished(
 
 def _draw_clip(found: FoundPicture, job: Job, explained: Stream) -> Written:
     """Explain a video with a model of clips, and draw the frames that the model saw, as an MP4 file and as a sheet."""
-    leave_out = advice("leave out every", "leave out --every")
     if job.how.every > 1:
+        leave_out = advice("leave out every", "leave out --every")
         raise InputError(f"a model of clips chooses the frames itself; {leave_out}")
     (row,) = explained([found.path])
     if isinstance(row, Failure):

@@ -12,7 +12,7 @@ from typing import Any
 
 from camkit.drawing.encode import JPEG_SUFFIXES
 from camkit.drawing.figure import ColourScale
-from camkit.errors import InputError, OutputError, advice, refuse
+from camkit.errors import OutputError, advice, refuse
 from camkit.explaining.explanation import Explanation
 from camkit.images.files import check_folder, is_drawing, names_file, refuse_input, refuse_other_file
 from camkit.images.listing import FoundPicture, Pictures
@@ -123,11 +123,13 @@ class Job:
                     (suffix == ".mp4") != (video is not None),
                     f"{self.out} must end in .mp4 for a video, and in a type of picture such as .png for a picture",
                 ),
+                (
+                    video is None and suffix not in of_format,
+                    f"{self.out} does not end in .{how.format}, the format of the drawing; choose another name or "
+                    "format",
+                ),
             )
             refuse_input(self.out, first)
-            other = "the format of the drawing; choose another name or format"
-            if video is None and suffix not in of_format:
-                raise InputError(f"{self.out} does not end in .{how.format}, {other}")
         check_folder(self.folder)
 
     @property
@@ -189,8 +191,7 @@ class Job:
         if self.out is None:
             return free_file(Path(), name, words, suffix, overwrite=True)
         file = free_file(self.out, name, words, suffix, overwrite=self.how.overwrite)
-        is_input = os.path.lexists(file) and file in self.pictures
-        if is_input:
+        if os.path.lexists(file) and file in self.pictures:
             raise OutputError(f"{file} is itself a picture or video to explain; choose another folder")
         return file
 
@@ -228,8 +229,8 @@ def free_file(out: Path, name: Path, words: Sequence[str], suffix: str = ".png",
     """
     file = out if names_file(out) else out / name.parent / f"{'.'.join([name.name, *words])}{suffix}"
     is_foreign = not overwrite and os.path.lexists(file) and not is_drawing(file)
-    instead = "name another file or folder, or pass " + advice("overwrite=True", "--overwrite")
     if is_foreign:
+        instead = "name another file or folder, or pass " + advice("overwrite=True", "--overwrite")
         raise OutputError(f"{file} exists already, and camkit did not draw it; {instead}")
     return file
 

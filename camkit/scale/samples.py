@@ -43,10 +43,16 @@ def explain_samples(
         InputError: FiftyOne is not installed, the samples are not pictures, or there are several targets.
     """
     fo = optional("fiftyone", _NEEDS)
-    several = "a field holds one heatmap: pass one target, and for others call again with another field"
-    other = f"the samples must be pictures, not of the media type {samples.media_type!r}"
-    has_several = isinstance(target, (list, tuple, Expands))
-    refuse((has_several, several), (samples.media_type not in ("image", None), other))
+    refuse(
+        (
+            isinstance(target, (list, tuple, Expands)),
+            "a field holds one heatmap: pass one target, and for others call again with another field",
+        ),
+        (
+            samples.media_type not in ("image", None),
+            f"the samples must be pictures, not of the media type {samples.media_type!r}",
+        ),
+    )
     numbers, files = samples.values(["id", "filepath"])
     rows = explainer.stream(files, target, on_error="yield")
     written = 0

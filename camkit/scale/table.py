@@ -46,6 +46,8 @@ from camkit.types import Failure
 _ROWS = 4096
 """Rows of a part. A million pictures make 250 files, which is few enough for every reader of tables."""
 
+MANIFEST = "manifest.json"
+"""The file of a bundle that names all others."""
 
 COLUMNS: dict[str, Kind] = {
     "path": "text",
@@ -136,18 +138,15 @@ class Table(AbstractContextManager["Table"]):
     def __init__(self, path: Path, made_with: Fingerprint, *, resume: bool = False, overwrite: bool = False) -> None:
         self.path, self._made_with, self._form = path, made_with, _form_of(path)
         is_folder, file = self._form.is_folder, _store_of(path)
-        is_other_kind = os.path.lexists(path) and path.is_dir() != is_folder
-        other_kind = f"{path} is a {'file' if is_folder else 'folder'}; choose another name"
-        if is_other_kind:
-            raise OutputError(other_kind)
-        try:
+        if os.path.lexists(path) and path.is_dir() != is_folder:
+            raise OutputError(f"{path} is a {'file' if is_folder else 'folder'}; choose another name")
+        with as_error(OutputError, lambda error: f"cannot write {path}: {why_unwritable(path, error)}"):
             (path if is_folder else path.parent).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"cannot write {path}: {why_unwritable(path, error)}") from error
-        exists = f"{path} exists already; pass {advice('resume=True', '--resume')} to continue it, or "
-        exists += f"{advice('overwrite=True', '--overwrite')} to replace it"
         if not (resume or overwrite) and (self._form.files() or file.exists()):
-            raise OutputError(exists)
+            raise OutputError(
+                f"{path} exists already; pass {advice('resume=True', '--resume')} to continue it, or "
+                f"{advice('overwrite=True', '--overwrite')} to replace it"
+            )
         instead = "choose another " + advice(
             "table, or replace this one with overwrite=True and without resume=True",
             "--table, or replace this one with --overwrite and without --resume",
@@ -200,11 +199,8 @@ class Table(AbstractContextManager["Table"]):
                 self._store.delete()
         except (OSError, OutputError) as failed:
             if kind is None:
-                cause = failed.__cause__ if isinstance(failed, OutputError) else failed
-                raise OutputError(
-                    f"cannot write {self.path}: {getattr(cause, 'strerror', None) or failed}; its finished rows are "
-                    f"kept, and {advice('resume=True', '--resume')} continues from there"
-                ) from failed
+                further = f"{advice('resume=True', '--resume')} continues from there"
+                raise OutputError(f"{failed}; the finished rows are kept, and {further}") from failed
         finally:
             self._store.close()
 
@@ -231,9 +227,8 @@ def _checksum(name: str) -> bytes:
 
 def _form_of(path: Path) -> _Parquet | _Csv:
     suffix = path.suffix.lower()
-    wrong = f"{str(path)!r} is not the name of a table; choose a name ending in .parquet or .csv"
     if suffix not in (".parquet", ".csv"):
-        raise InputError(wrong)
+        raise InputError(f"{str(path)!r} is not the name of a table; choose a name ending in .parquet or .csv")
     return _Csv(path) if suffix == ".csv" else _Parquet(path)
 
 
@@ -373,9 +368,6 @@ _PARSERS: dict[Kind, Callable[[str], Any]] = {
 }
 
 
-MANIFEST = "manifest.json"
-
-
 class Bundle:
     """A folder of evidence that is being made; ``close`` writes its manifest.
 
@@ -390,9 +382,8 @@ class Bundle:
 
     def __init__(self, folder: Path, made_with: Fingerprint, *, overwrite: bool = False) -> None:
         check_folder(folder)
-        is_used = not overwrite and folder.is_dir() and any(folder.iterdir())
-        instead = advice("overwrite=True", "--overwrite")
-        if is_used:
+        if not overwrite and folder.is_dir() and any(folder.iterdir()):
+            instead = advice("overwrite=True", "--overwrite")
             raise OutputError(f"{folder} is not empty; name another folder, or pass {instead}")
         self._folder, self._made_with = folder, made_with
         self._rows: list[dict[str, Any]] = []
@@ -426,8 +417,8 @@ class Bundle:
         """Record a picture that could not be explained."""
         self._failures.append({"path": failure.source, "error": str(failure.error)})
 
-    def close(self) -> Path:
-        """Write the manifest, and return its file.
+    def close(self) -> None:
+        """Write the manifest.
 
         Raises:
             OutputError: it cannot be written.
@@ -447,7 +438,6 @@ class Bundle:
             "failures": self._failures,
         }
         write_file(self._folder / MANIFEST, json.dumps(about, indent=1, allow_nan=False).encode())
-        return self._folder / MANIFEST
 
     def _named(self, file: str) -> dict[str, str]:
         return {"name": file, "sha256": digest((self._folder / file).read_bytes())}
@@ -468,17 +458,17 @@ def read(path: str | Path) -> Explanations:
     """
     path, explanations = Path(path), Explanations()
     refuse_pipe(path)
-    file = path / MANIFEST
-    is_bundle = file.is_file()
-    with as_error(InputError, lambda error: f"{file if is_bundle else path} cannot be read: {brief(error)}"):
-        found = _read_bundle(path) if is_bundle else read_table(path)
+    manifest = path / MANIFEST
+    is_bundle = manifest.is_file()
+    with as_error(InputError, lambda error: f"{manifest if is_bundle else path} cannot be read: {brief(error)}"):
+        found = _read_bundle(manifest) if is_bundle else read_table(path)
         for _, of_picture in itertools.groupby(found, key=lambda each: each.source):
             explanations.extend(sharing_scale(list(of_picture)))
     return explanations
 
 
-def _read_bundle(folder: Path) -> Iterator[Explanation]:
-    about = json.loads((folder / MANIFEST).read_bytes())
+def _read_bundle(manifest: Path) -> Iterator[Explanation]:
+    folder, about = manifest.parent, json.loads(manifest.read_bytes())
     for row in about["explanations"]:
         map_file = folder / Path(row["files"]["raw"]["name"]).name  # never a file elsewhere
         raw = np.load(map_file, allow_pickle=False)

@@ -504,52 +504,44 @@ def words_of_files(
     """
     out = Path(out)
     found = list(Pictures(pictures, skip=out))
-    files = [file.path for file in found]
-    if not files:
+    if not found:
         raise InputError("name at least one picture or folder")
     check_folder(out)
     reader = SentenceReader(model, processor, prompt, device, **settings)
-    if together:
-        explained: Iterator[Words | Failure] = (
-            reader.explain(files, references, number) for number in range(len(files))
-        )
-    else:
-        explained = _one_by_one(reader, files, references)
-    return _written(found, explained, out)
+    return _explained(reader, found, references, out, together=together)
 
 
-def _one_by_one(
-    reader: SentenceReader, paths: list[Path], references: ReferencesLike | None
+def _explained(
+    reader: SentenceReader,
+    files: Sequence[FoundPicture],
+    references: ReferencesLike | None,
+    out: Path,
+    *,
+    together: bool,
 ) -> Iterator[Words | Failure]:
+    """Explain the pictures one after another, and write what is found; the table of several is written last."""
+    paths, names = [file.path for file in files], drawing_names({file.path: file.place for file in files})
     # Some of the others, at equal distances
-    spread = paths[:: max(len(paths) // (MOST_REFERENCES + 1), 1)] if references is None and len(paths) > 1 else []
-    pool = list(itertools.islice(_readable(spread), MOST_REFERENCES + 1))
-    for path in paths:
-        others: ReferencesLike | None = [other for other in pool if other != path][:MOST_REFERENCES] or references
+    apart = max(len(paths) // (MOST_REFERENCES + 1), 1)
+    compared = references is None and len(paths) > 1 and not together
+    pool = list(itertools.islice(_readable(paths[::apart]), MOST_REFERENCES + 1)) if compared else []
+    table = [csv_line(("picture", "number", "word", *NUMBERS, "verdict"))]
+    for number, path in enumerate(paths):
+        others = [other for other in pool if other != path][:MOST_REFERENCES] or references
         try:
-            yield reader.explain(path, others)
+            words = reader.explain(paths, references, number) if together else reader.explain(path, others)
         except InputError as error:  # other pictures may be readable, or have the word
-            if len(paths) == 1:
+            if together or len(paths) == 1:
                 raise
             yield Failure(str(path), error)
-
-
-def _written(files: Sequence[FoundPicture], found: Iterable[Words | Failure], out: Path) -> Iterator[Words | Failure]:
-    """Write what was found and pass it on; the table of several pictures is written last."""
-    names = drawing_names({file.path: file.place for file in files})
-    table = [csv_line(("picture", "number", "word", *NUMBERS, "verdict"))]
-    for file, words in zip(files, found, strict=True):
-        if isinstance(words, Failure):
-            yield words
             continue
-        path = out / names[file.path]
-        saved = (words.save(path.with_name(f"{path.name}.words{suffix}")) for suffix in (".html", ".png", ".json"))
-        written = replace(words, files=tuple(saved))
-        for number, word in enumerate(words):
+        place = out / names[path]
+        saved = [words.save(place.with_name(f"{place.name}.words{suffix}")) for suffix in (".html", ".png", ".json")]
+        for position, word in enumerate(words):
             numbers = [f"{getattr(word, name):.6g}" for name in NUMBERS]
-            table.append(csv_line(map(as_cell, (words.source, str(number), word.text, *numbers, word.verdict))))
-        yield written
-    if len(files) > 1:
+            table.append(csv_line(map(as_cell, (words.source, str(position), word.text, *numbers, word.verdict))))
+        yield replace(words, files=tuple(saved))
+    if len(paths) > 1:
         write_file(out / TABLE, b"".join(table))
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -35,9 +34,8 @@ from camkit.targets.scores import (
     ScoreReading,
     Scores,
     Target,
-    check_index,
+    check_indices,
     check_values,
-    class_of,
     copied,
     depth_of,
     describe,
@@ -85,32 +83,23 @@ class ClassTarget(OfClasses):
         mask: for a segmentation network, the part of the input (H, W), or of each picture's map (N, h, w), over which
             the score is the mean; None means where the class is predicted.
         part: what the mask covers, in words.
-        name: the label of the class, for errors; filled in when the target is bound to a model.
     """
+
+    by_label = ("index",)
 
     index: int | str | tuple[int, ...]
     mask: Bool[Tensor, "*n height width"] | None = field(default=None, compare=False, repr=False)
     part: str = INSIDE_MASK
-    name: str | None = field(default=None, compare=False, repr=False, kw_only=True)
-
-    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> Self:
-        """Return the target with this activation, and with the index and the label of its class."""
-        bound = super().bind(labels, activation)
-        if isinstance(self.index, tuple):
-            return bound
-        index = class_of(self.index, labels)
-        return replace(bound, index=index, name=label_of(index, labels))
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the logit of the class for each image, with its probability."""
         indices = self.index if isinstance(self.index, tuple) else (int(self.index),)
         images = detections_of(output, batch)
         if images is not None and not isinstance(self.index, tuple):
-            return boxes_of_class(images, indices[0], self.name)
+            return boxes_of_class(images, indices[0], self.labels)
         maps = maps_of(output, batch)
         scores = logits_of(output, batch) if maps is None else maps
-        for index in {*indices}:
-            check_index(index, scores.shape[1])
+        check_indices(scores.shape[1], {*indices})
         chosen = torch.tensor(indices, device=scores.device).expand(batch)
         if maps is None:
             return class_scores(scores, chosen, self.activation)
@@ -142,19 +131,12 @@ class TopTarget(OfClasses):
     Attributes:
         rank: which of them, from 1.
         of: how many the caller asked for, for the error.
-        background: whether class 0 is the background; filled in when the target is bound to a model.
         threshold: the class or box is absent if its probability or score is not above this.
     """
 
     rank: int = 1
     of: int | None = field(default=None, compare=False)
-    background: bool = field(default=False, compare=False)
     threshold: float | None = None
-
-    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> Self:
-        """Return the target for a model with these labels and this activation."""
-        background = bool(labels) and "background" in str(labels and labels[0]).casefold()
-        return replace(super().bind(labels, activation), background=background)
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the logit of the class at this rank for each image."""
@@ -173,7 +155,8 @@ class TopTarget(OfClasses):
             asked = self.of or self.rank
             raise TargetError(f"there are no {asked} best classes: the model has only {logits.shape[1]} classes")
         if maps is not None:
-            largest = by_area(maps, self.rank, skip_first=self.background, activation=self.activation)
+            has_background = "background" in (self.labels or ("",))[0].casefold()
+            largest = by_area(maps, self.rank, skip_first=has_background, activation=self.activation)
             return class_on_map(maps, largest, None, activation=self.activation)
         scores = class_scores(logits, logits.detach().topk(self.rank, dim=1).indices[:, -1], self.activation)
         if self.threshold is None:
@@ -216,13 +199,9 @@ class EachTarget(OfClasses):
     Several classes of one picture mean the same; the one with the highest logit is explained.
     """
 
-    classes: tuple[Any, ...]
+    by_label = ("classes",)
 
-    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> Self:
-        """Return the target with all labels looked up."""
-        look_up = functools.lru_cache(None, typed=True)(functools.partial(class_of, labels=labels))
-        entries = (entry if isinstance(entry, tuple) else (entry,) for entry in self.classes)
-        return replace(super().bind(labels, activation), classes=tuple(tuple(map(look_up, each)) for each in entries))
+    classes: tuple[tuple[Any, ...], ...]
 
     def of_pictures(self, numbers: Sequence[int]) -> EachTarget:
         """Return the target for the pictures with these numbers, which start at 1."""
@@ -248,8 +227,7 @@ class EachTarget(OfClasses):
         """Return the logit of the best of each image's classes, for the first images of the call."""
         logits = logits_of(output, batch)
         classes = self.of_pictures(range(1, batch + 1)).classes
-        for index in {index for indices in classes for index in indices}:
-            check_index(index, logits.shape[1])
+        check_indices(logits.shape[1], {index for indices in classes for index in indices})
         rows = zip(classes, logits.detach(), strict=True)
         best = [max(indices, key=lambda index: float(row[index])) for indices, row in rows]
         return class_scores(logits, torch.tensor(best, device=logits.device), self.activation)
@@ -265,7 +243,7 @@ class DirectionTarget(Target):
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the number, negated for a downward direction: the score then rises as the number falls."""
         logits = logits_of(output, batch)
-        check_index(self.index, logits.shape[1])
+        check_indices(logits.shape[1], [self.index])
         sign = "+" if self.sign > 0 else "-"
         name = f"output {self.index}" if logits.shape[1] > 1 else "output"
         return Scores(
@@ -277,30 +255,23 @@ class DirectionTarget(Target):
 
 
 @dataclass(frozen=True)
-class ContrastTarget(Target):
+class ContrastTarget(OfClasses):
     """One class rather than another: the difference of their logits."""
+
+    by_label = ("index", "rather_than")
 
     index: int | str
     rather_than: int | str
-    names: tuple[str, str] | None = field(default=None, compare=False)
-
-    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> ContrastTarget:  # noqa: ARG002
-        """Return the target with both labels looked up."""
-        first, second = (class_of(name, labels) for name in (self.index, self.rather_than))
-        names = label_of(first, labels) or str(first), label_of(second, labels) or str(second)
-        return ContrastTarget(first, second, names)
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the logit of the first class minus that of the second."""
         logits = logits_of(output, batch)
         first, second = int(self.index), int(self.rather_than)
-        for index in (first, second):
-            check_index(index, logits.shape[1])
-        name, other = self.names or (str(first), str(second))
-        difference = logits[:, first] - logits[:, second]
+        check_indices(logits.shape[1], (first, second))
+        name, other = (label_of(index, self.labels) or index for index in (first, second))
         reading = ScoreReading.of(logits)
         return Scores(
-            values=difference,
+            values=logits[:, first] - logits[:, second],
             classes=logits.shape[1],
             description=f"{name} rather than {other}",
             quantity=f"difference of the two {PLURAL[reading.kind]}",
@@ -410,10 +381,6 @@ class SimilarTarget(Target):
         embeddings = embedding_of(output, batch)
         reference = self.embedding
         assert reference is not None  # the Explainer has run the reference picture
-        if len(reference) != embeddings.shape[1]:
-            raise TargetError(
-                f"the reference has {len(reference)} numbers, but the model's embedding has {embeddings.shape[1]}"
-            )
         values = torch.cosine_similarity(_scaled(embeddings), _scaled(reference.to(embeddings)[None]), dim=1)
         return Scores(values=values, description="similarity to the reference", quantity="cosine similarity")
 
@@ -462,15 +429,13 @@ def segment(target: int | str, mask: Any = None, *, everywhere: bool = False) ->
     Args:
         target: the index or the label of the class.
         mask: truth values (H, W) over the model's input; only the masked part of the output is explained.
-        everywhere: explain the whole output. Without ``mask`` and ``everywhere``, the part where the class is predicted
-            is explained.
+        everywhere: explain the whole output, whatever the mask. Without both, the part where the class is predicted is
+            explained.
 
     Raises:
-        TargetError: the mask is not an array (H, W), or ``everywhere`` is given too.
+        TargetError: the mask is not an array (H, W).
     """
     if everywhere:
-        if mask is not None:
-            raise TargetError("pass a mask or everywhere=True, not both")
         return SegmentTarget(target, torch.ones(1, 1, dtype=torch.bool), EVERYWHERE)
     if mask is None:
         return SegmentTarget(target)
@@ -492,7 +457,7 @@ def each(classes: Iterable[int | str | Sequence[int | str]]) -> EachTarget:
             they are explained.
     """
     listed = [] if isinstance(classes, str) or not isinstance(classes, Iterable) else list(classes)
-    by_picture = tuple(tuple(entry) if isinstance(entry, (list, tuple)) else entry for entry in listed)
+    by_picture = tuple(tuple(entry) if isinstance(entry, (list, tuple)) else (entry,) for entry in listed)
     if not by_picture or () in by_picture:
         raise TargetError(
             f"each() takes a list with at least one class for each picture, as in each(['cat', 'dog']), not {classes!r}"
@@ -658,7 +623,7 @@ class LogOddsTarget(OfClasses):
         (``passing_through``): log p / (1 - p) has no gradient where rounding made p 1.
         """
         scores = logits_of(output, batch)
-        check_index(self.number, scores.shape[1])
+        check_indices(scores.shape[1], [self.number])
         reading = ScoreReading.of(scores, self.final)
         logits = reading.logits
         rows = scores.to(logits.dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 import torch
@@ -14,13 +14,13 @@ from torchvision.ops import box_iou
 
 from camkit.errors import TargetError, whole_number
 from camkit.targets.scores import (
+    OfClasses,
     OnPicture,
     Points,
     ScoreReading,
     Scores,
     Target,
-    check_index,
-    class_of,
+    check_indices,
     depth_of,
     describe,
     detections_of,
@@ -74,16 +74,17 @@ def ranked_box(
 
 
 def boxes_of_class(
-    images: Sequence[Detections], index: int, name: str | None = None, part: Part | None = None
+    images: Sequence[Detections], index: int, labels: tuple[str, ...] | None, part: Part | None = None
 ) -> Scores:
-    """Return the score of each image's best box of a class; ``name`` is its label, for the error.
+    """Return the score of each image's best box of a class; ``labels`` has its label, for the error.
 
     Raises:
         TargetError: the detections have no labels.
     """
     if not all("labels" in detections for detections in images):
         raise TargetError("the detections have no labels; choose a box by its number or its position")
-    what = f"of class {index}" if name is None else f"of class {name!r}"
+    name = label_of(index, labels)
+    what = f"of class {index if name is None else repr(name)}"
     return ranked_box(images, eligible=[found["labels"].eq(index) for found in images], what=what, part=part)
 
 
@@ -172,7 +173,7 @@ _SAME_OBJECT = 0.5
 
 
 @dataclass(frozen=True)
-class BoxTarget(Target):
+class BoxTarget(OfClasses):
     """One box of a detector, chosen in one of three ways.
 
     Attributes:
@@ -180,27 +181,23 @@ class BoxTarget(Target):
         label: a class; the box of this class with the highest score is meant.
         near: (left, top, right, bottom) in pixels of the model's input; the box that overlaps most with it is meant.
         part: what is explained of the box; None for the score of its class.
-        name: the label of the class, for the error; filled in when the target is bound to a model.
     """
 
     number: int | None = None
     label: int | str | None = None
     near: tuple[float, float, float, float] | None = None
     part: Part | None = None
-    name: str | None = field(default=None, compare=False, repr=False)
 
-    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> BoxTarget:  # noqa: ARG002
-        """Return the target with the label looked up."""
-        if self.label is None:
-            return self
-        index = class_of(self.label, labels)
-        return replace(self, label=index, name=label_of(index, labels))
+    @property
+    def by_label(self) -> tuple[str, ...]:
+        """The label, if the box is chosen by it."""
+        return () if self.label is None else ("label",)
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the score of the box for each image."""
         images = boxes_in(output, batch)
         if self.label is not None:
-            return boxes_of_class(images, int(self.label), self.name, self.part)
+            return boxes_of_class(images, int(self.label), self.labels, self.part)
         if self.near is not None:
             overlaps = [_overlaps(detections, self.near).detach() for detections in images]
             nearest = [each.argsort(descending=True, stable=True)[: int((each > 0).sum())] for each in overlaps]
@@ -215,7 +212,7 @@ class BoxTarget(Target):
 
 
 @dataclass(frozen=True)
-class BoxAtTarget(OnPicture):
+class BoxAtTarget(OnPicture, OfClasses):
     """The box with the highest score of those that contain a point; below the threshold, the best candidate there.
 
     Candidates are all boxes that the detector weighs, suppressed ones included, if it returns them.
@@ -224,17 +221,13 @@ class BoxAtTarget(OnPicture):
         part: what is explained of the box; None for the score of its class.
         label: the class whose boxes count. None for boxes of all classes.
         threshold: the score above which a box is found.
-        names: the labels of the classes; filled in when the target is bound to a model.
     """
 
     part: Part | None = None
     label: int | str | None = None
     threshold: float = 0.5
-    names: tuple[str, ...] | None = field(default=None, compare=False, repr=False)
 
-    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> BoxAtTarget:  # noqa: ARG002
-        """Return the target with the label looked up."""
-        return replace(self, label=None if self.label is None else class_of(self.label, labels), names=labels)
+    by_label = BoxTarget.by_label
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the score of the box for each image, and what keeps a candidate from being found."""
@@ -255,7 +248,7 @@ class BoxAtTarget(OnPicture):
         return replace(ranked_box(images, eligible=around, what=what, part=self.part), missed=reasons)
 
     def _name(self, label: int | str) -> str:
-        return label_of(int(label), self.names) or f"class {label}"
+        return label_of(int(label), self.labels) or f"class {label}"
 
     def _around(self, found: Detections, x: float, y: float) -> Bool[Tensor, " k"]:
         left, top, right, bottom = found["boxes"].detach().unbind(1)
@@ -300,7 +293,7 @@ def candidates(found: Detections, label: int | str | None) -> Detections:
         return found
     scores = found["all_scores"]
     labels = scores.argmax(1) if label is None else torch.full_like(scores[:, 0], int(label), dtype=torch.long)
-    check_index(int(labels.amax()), scores.shape[1])
+    check_indices(scores.shape[1], [int(labels.amax())])
     return {
         **found,
         "boxes": found["all_boxes"],

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from numbers import Real
@@ -100,14 +100,15 @@ def label_of(index: int, labels: tuple[str, ...] | None) -> str | None:
     return labels[index] if labels is not None and 0 <= index < len(labels) else None
 
 
-def check_index(index: int, classes: int) -> None:
-    """Refuse a class that the model does not have.
+def check_indices(classes: int, indices: Iterable[int]) -> None:
+    """Refuse classes that the model does not have.
 
     Raises:
-        TargetError: the index is out of range.
+        TargetError: an index is out of range.
     """
-    if not 0 <= index < classes:
-        raise TargetError(f"target {index} is out of range: the model has classes 0 to {classes - 1}")
+    for index in indices:
+        if not 0 <= index < classes:
+            raise TargetError(f"target {index} is out of range: the model has classes 0 to {classes - 1}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,17 +241,32 @@ class Target(ABC):
 
 @dataclass(frozen=True, eq=False)
 class OfClasses(Target):
-    """A target on the scores of classes.
+    """A target on the scores of classes, which may be labels until ``bind`` looks them up.
 
     Attributes:
         activation: what turns the scores into probabilities; filled in when the target is bound to a model.
+        labels: the labels of the model; filled in then, too.
     """
 
     activation: Activation | None = field(default=None, compare=False, repr=False, kw_only=True)
+    labels: tuple[str, ...] | None = field(default=None, compare=False, repr=False, kw_only=True)
 
-    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> Self:  # noqa: ARG002
-        """Return the target for a model with this activation, if it has none of its own."""
-        return replace(self, activation=self.activation or activation)
+    @property
+    def by_label(self) -> tuple[str, ...]:
+        """The names of the fields that hold a class, or tuples of classes."""
+        return ()
+
+    def bind(self, labels: tuple[str, ...] | None, activation: Activation | None) -> Self:
+        """Return the target for a model with these labels and this activation, if it has none of its own."""
+        of_label = functools.cache(functools.partial(class_of, labels=labels))
+
+        def found(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return tuple(map(found, value))
+            return of_label(value) if isinstance(value, str) else class_of(value, labels)
+
+        indices = {name: found(getattr(self, name)) for name in self.by_label}
+        return replace(self, activation=self.activation or activation, labels=labels, **indices)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import html
-import io
 import itertools
 import json
 import os
@@ -230,17 +229,6 @@ def test_the_demo_networks_are_checked(browser: Browser, page: Page, workplace: 
         other.close()
 
 
-def test_the_opacity_is_that_of_the_heat(page: Page) -> None:
-    page.click("#more > button")
-    other = changes(page, "#heat")
-    page.fill("#opacity input[type=number]", "0")
-    page.press("#opacity input[type=number]", "Tab")
-    page.wait_for_function(other)
-    files = [page.request.get(str(page.get_attribute(f"{part} img", "src"))).body() for part in ("#shown", "#heat")]
-    shown, heat = (np.asarray(Image.open(io.BytesIO(file)).convert("RGB"), int) for file in files)
-    assert np.abs(shown - heat).max() <= 2
-
-
 def test_names_are_no_html() -> None:
     from camkit.app import page  # noqa: PLC0415 - imports Gradio
 
@@ -411,9 +399,3 @@ def test_a_first_picture_that_cannot_be_explained_leaves_the_others(browser: Bro
         page.get_by_role("option", name="two.png").click()
         says(page, "red")
         page.close()
-
-
-def test_a_name_without_a_picture_is_an_error() -> None:
-    command = [sys.executable, "-m", "camkit", "app", "nothere", "--no-browser"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=HERE, timeout=120)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", "camkit: there is no file nothere\n")

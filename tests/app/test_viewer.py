@@ -168,15 +168,6 @@ def test_only_the_rectangle_changes(fill: str) -> None:
     assert made[inside].std() < pixels[inside].std() / 2
 
 
-def test_a_rectangle_or_fill_that_cannot_be_is_refused() -> None:
-    picture = Image.new("RGB", (10, 10))
-    for cover in ((5, 5, 5, 8), (0, 0, 11, 5), (-1, 0, 4, 4)):
-        with pytest.raises(InputError, match="is not inside a picture of 10 x 10"):
-            covered(picture, cover, "blur")
-    with pytest.raises(InputError, match="blur, mean, inpaint"):
-        covered(picture, (0, 0, 5, 5), "paint")
-
-
 def test_only_named_pictures_can_be_chosen(viewer: Viewer) -> None:
     assert viewer.named(str(SCENES["car-sea"])) == str(SCENES["car-sea"])
     with pytest.raises(InputError, match="not named in the command"):

@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from results import with_run
 
 import camkit
 from camkit.background.effects import ImageRow, Pasted
-from camkit.background.report import REPORTS
+from camkit.background.report import REPORTS, workflow_commands
 from camkit.background.result import Change, Flip, check_comparable, compare
-from camkit.cli import main
 from camkit.errors import InputError
 
 COUNT = 60
@@ -119,29 +117,7 @@ def fair(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> camkit.Check
 
 
 @pytest.mark.extended
-def test_noise_in_the_weights_fails_against_the_baseline(
-    fair: camkit.CheckResult, scenes: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module, generator = camkit.load_model("demo-fair").module, torch.Generator().manual_seed(0)
-    weights = module.state_dict()
-    for name, tensor in module.named_parameters():
-        weights[name] = tensor.detach() + 0.6 * tensor.std() * torch.randn(tensor.shape, generator=generator)
-    torch.save(weights, tmp_path / "noisy.pth")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    command = ["check", str(scenes), "-m", "demo-fair", "--weights", "noisy.pth", "--per-class", "8"]
-    command += ["--pastes", "1", "--least-pictures", "8", "--inconclusive", "pass", "--quiet"]
-    assert main([*command, "--baseline", str(fair.report.with_name("report.json")), "--fail-on-worse"]) == 1
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "change since the baseline, on 80 pictures: accuracy -0." in printed
-    assert "this fails the model" in printed
-    assert "::error title=camkit%3A worse than the baseline::the accuracy on unedited pictures fell by 0." in printed
-    assert "the accuracy on unedited pictures fell by 0." in (tmp_path / "camkit-check" / "summary.md").read_text()
-    assert 'name="since the baseline"' in (tmp_path / "camkit-check" / "junit.xml").read_text()
-
-
-@pytest.mark.extended
-def test_a_model_that_is_worse_fails_only_if_asked(fair: camkit.CheckResult) -> None:
+def test_a_model_that_is_worse_fails_only_if_asked(fair: camkit.CheckResult, scenes: Path) -> None:
     change = replace(changed(rows(right=1, on={"b": 1}), rows(right=0.5, on={"b": 1})), flips=())
     worse = with_run(replace(fair, change=change), inconclusive="pass")
     failing = with_run(worse, fail_on_worse=True)
@@ -150,8 +126,13 @@ def test_a_model_that_is_worse_fails_only_if_asked(fair: camkit.CheckResult) -> 
     sentence = r"worse than the baseline: the accuracy on unedited pictures fell by 0\.50"
     with pytest.raises(AssertionError, match=sentence):
         failing.assert_ok()
-    assert "failure" in REPORTS["junit.xml"](failing)
+    assert 'name="since the baseline"' in REPORTS["junit.xml"](failing)
     assert "change since the baseline" in REPORTS["report.html"](failing)
+    worst, *_ = workflow_commands(failing)
+    assert worst.startswith("::error title=camkit%3A worse than the baseline::the accuracy on unedited pictures fell")
+    assert fair.report is not None
+    biased = camkit.check("demo-biased", scenes, config=CONFIG, baseline=fair.report.with_name("report.json"))
+    assert any(warning.startswith("the background gap grew by ") for warning in biased.warnings)
 
 
 @pytest.mark.extended

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import html
 from pathlib import Path
 from typing import Any
 
@@ -63,23 +61,3 @@ def test_heat_is_drawn_if_the_config_names_a_method_that_a_black_box_has(scenes:
     config = {"check": {"pastes": 1, "per_class": 2, "method": "rise"}}
     found = camkit.check(as_black_box("demo-biased"), scenes, config=config)
     assert {row.status for row in found.images} <= {"ok", "no_influence"}
-
-
-@pytest.mark.filterwarnings("ignore")  # PyTorch's exporters warn of what they deprecate
-@pytest.mark.extended
-def test_an_exported_file_is_checked_as_its_model(
-    scenes: Path, of_the_model: camkit.CheckResult, tmp_path: Path
-) -> None:
-    plain, file, example = camkit.load_model("demo-biased"), tmp_path / "m.onnx", torch.randn(2, 3, 128, 128)
-    names = {"input_names": ["images"], "dynamic_axes": {"images": {0: "N"}}}
-    torch.onnx.export(plain.module, (example,), file, dynamo=False, opset_version=17, **names)
-    again = camkit.load_model(str(file), trust_remote_code=True)
-    options = {"preprocess": plain.preprocess, "labels": plain.labels, "out": tmp_path / "out"}
-    found = camkit.check(again, scenes, config=CONFIG, **options)
-    assert found.verdict == "FAIL"
-    assert_same_figures(found, of_the_model)
-    page = html.unescape((tmp_path / "out" / "report.html").read_text("utf-8"))
-    assert again.note in page
-    assert "m.onnx" in page
-    assert "without gradients" not in page
-    assert hashlib.sha256(file.read_bytes()).hexdigest()[:12] in page

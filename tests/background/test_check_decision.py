@@ -3,7 +3,6 @@
 import functools
 import itertools
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,13 +43,7 @@ LEVEL_CELLS = {
     "all: significant": (effect(0.3, 0.2, 0.4, significant=True), "fail"),
     "all: significant, one fill at the limit": (effect(0.2, 0.11, 0.3, significant=True, fills=(0.3, 0.1)), "warn"),
     "all: a cue is significant": (effect(0.3, 0.2, 0.4, name="noise", significant=True), "fail"),
-    "all: a significant cue with few groups": (
-        effect(0.3, 0.2, 0.4, name="noise", significant=True, groups=6, least_groups=9),
-        "fail",
-    ),
     "all: interval ends below the limit": (effect(0.02, -0.05, BELOW), "excluded"),
-    "all: interval above 0 that ends below the limit": (effect(0.05, 0.01, 0.09), "excluded"),
-    "all: negative": (effect(-0.2, -0.3, -0.1), "excluded"),
     "all: excluded, though one fill is above the limit": (effect(0.03, -0.02, 0.08, fills=(0.11, -0.05)), "excluded"),
     "all: interval around 0 that ends exactly at the limit": (effect(0.02, -0.06, LIMIT), "open"),
     "all: interval from exactly 0": (effect(0.07, 0.0, 0.13), "open"),
@@ -62,7 +55,6 @@ LEVEL_CELLS = {
     "all: no interval, estimate above the limit": (effect(0.12), "warn"),
     "all: few groups": (effect(0.6, 0.3, 0.9, groups=5, least_groups=6), "open"),
     "all: few pictures": (effect(0.6, 0.3, 0.9, enough=False), "open"),
-    "all: few pictures, excluded": (effect(0.0, -0.05, 0.05, enough=False), "excluded"),
     "all: not measured": (effect(), "open"),
     "class: significant": (class_effect(0.3, 0.2, 0.4, significant=True, present=True), "fail"),
     "class: significant, one fill at the limit": (
@@ -70,19 +62,14 @@ LEVEL_CELLS = {
         "open",
     ),
     "class: above 0, estimates above the limit": (class_effect(0.15, 0.02, 0.28, present=True), "warn"),
-    "class: attraction above 0": (class_effect(0.15, 0.02, 0.28, present=True, name="attraction"), "warn"),
     "class: above 0, one fill at the limit": (class_effect(0.15, 0.02, 0.28, present=True, fills=(0.2, 0.1)), "open"),
     "class: estimates above the limit, not above 0": (class_effect(0.15, 0.02, 0.28), "open"),
-    "class: above 0, estimates below the limit": (class_effect(0.08, 0.02, 0.14, present=True), "open"),
-    "class: above 0, excluded": (class_effect(0.05, 0.02, 0.08, present=True), "excluded"),
     "class: excluded": (class_effect(0.0, -0.05, BELOW), "excluded"),
     "class: few groups": (class_effect(0.9, 0.6, 1.0, present=True, groups=8, least_groups=10), "open"),
     "class: not measured": (class_effect(), "open"),
     "sufficiency: interval above the limit": (sufficiency(0.25, ABOVE, 0.3), "warn"),
     "sufficiency: interval above the limit, gap excluded": (sufficiency(0.25, 0.2, 0.3, counts=False), "open"),
     "sufficiency: interval from exactly the limit": (sufficiency(0.2, LIMIT, 0.3), "open"),
-    "sufficiency: estimate above the limit": (sufficiency(0.15, 0.05, 0.25), "open"),
-    "sufficiency: significant": (sufficiency(0.5, 0.4, 0.6, significant=True), "warn"),
     "sufficiency: few pictures": (sufficiency(0.5, 0.4, 0.6, enough=False), "open"),
     "sufficiency: excluded": (sufficiency(0.01, -0.02, 0.04), "excluded"),
     "sufficiency: not measured": (sufficiency(), "open"),
@@ -160,28 +147,6 @@ def model(overall=CLEAN_OVERALL, strict=False, waived=(), exempt=(), **classes):
     )
 
 
-def test_estimates_above_the_limits_never_pass_as_no_sign():
-    overall = {**CLEAN_OVERALL, "gap": measured(0.12, 0.07, 0.17, p=0.1, accuracies=(0.90, 0.78))}
-    bird = {"gap": CLEAN["gap"], "attraction": measured(0.18, 0.11, 0.26, p=0.011, p_zero=1e-4, accuracies=(0.2, 0.02))}
-
-    found = model(overall, bird=bird)
-
-    texts = [reason.text for reason in found[OVERALL].reasons]
-    assert found[OVERALL].verdict == "WARN"
-    assert any("the gap is probably between 0.07 and 0.17; the limit is 0.10" in text for text in texts)
-    named = 'on bird backgrounds, the model calls 20% of the other objects "bird" (elsewhere 2%): an attraction of 0.18'
-    assert any(named in text for text in texts)
-    assert found["bird"].verdict == "WARN"
-
-
-def test_a_pass_names_the_class_whose_estimate_lies_above_the_limit():
-    found = model(bird={**CLEAN, "gap": measured(0.15, -0.02, 0.28, p_zero=0.04)})
-
-    assert (found[OVERALL].verdict, found["bird"].verdict) == ("PASS", "PASS")
-    (text,) = [reason.text for reason in found[OVERALL].reasons if "may be chance" in reason.text]
-    assert text.startswith("bird: the model recognises 90% of the bird objects on bird backgrounds and 80% on others")
-
-
 def test_a_class_that_is_open_only_matters_to_a_strict_check():
     open_class = {"gap": measured(0.02, -0.10, 0.14), "attraction": CLEAN["attraction"]}
 
@@ -192,16 +157,6 @@ def test_a_class_that_is_open_only_matters_to_a_strict_check():
     assert any("for 1 of 3 classes alone" in reason.text for reason in loose[OVERALL].reasons)
     assert any(reason.text.startswith("bird: a gap up to 0.14") for reason in strict[OVERALL].reasons)
     assert model(strict=True)[OVERALL].verdict == "PASS"
-
-
-def test_an_overall_gap_that_cannot_be_excluded_is_inconclusive_and_says_what_to_do():
-    found = model({**CLEAN_OVERALL, "gap": measured(0.05, -0.02, 0.12)})
-
-    assert found[OVERALL].verdict == "INCONCLUSIVE"
-    (reason,) = found[OVERALL].reasons
-    assert re.search(r"a gap up to 0.12 cannot be excluded .* about 160 to 470 more pictures", reason.text)
-    assert reason.step == "add about 160 to 470 pictures with regions, of new groups if the data has groups"
-    assert reason.more == (OVERALL, 470)
 
 
 SUFFICIENT = measured(0.25, 0.20, 0.30, p=1e-9, accuracies=(0.50, 0.25))
@@ -226,15 +181,6 @@ def test_sufficiency_counts_only_while_the_gap_is_not_excluded(gap, verdict):
     assert found[OVERALL].effects["sufficiency"].level == ("open" if verdict == "PASS" else "warn")
 
 
-def test_a_warning_of_one_class_warns_also_if_all_together_are_open():
-    bird = {**CLEAN, "gap": measured(0.15, 0.02, 0.28, p=0.2, p_zero=0.001)}
-
-    found = model({**CLEAN_OVERALL, "gap": measured(0.02, -0.10, 0.14)}, bird=bird)
-
-    assert found[OVERALL].verdict == "WARN"
-    assert any("all classes together: a gap up to 0.14" in reason.text for reason in found[OVERALL].reasons)
-
-
 def test_a_warning_beside_a_class_that_could_not_be_tested_names_measured():
     bird = {**CLEAN, "gap": measured(0.15, 0.02, 0.28, p_zero=0.001)}
 
@@ -248,17 +194,6 @@ def test_a_warning_beside_a_class_that_could_not_be_tested_names_measured():
 
 def few(name="bird"):
     return measures_of(name, {"gap": measured(0.0, -0.1, 0.1, pictures=20)}, pictures=20)
-
-
-def test_what_holds_for_all_classes_together_comes_first():
-    above = {"gap": measured(0.9, 0.8, 1.0, p=1e-12), "attraction": measured(0.9, 0.8, 1.0, p=1e-12)}
-    overall = {"gap": above["gap"], "sufficiency": above["gap"]}
-
-    texts = [reason.text for reason in model(overall, cat=above, dog=above, bird=above)[OVERALL].reasons]
-
-    heads = [text.partition(":")[0] for text in texts]
-    assert heads == ["all classes together"] + ["cat", "dog", "bird"] * 2 + ["all classes together"]
-    assert ["sufficiency" in text for text in texts] == [False] * 7 + [True]
 
 
 def gap(*figures, **known):
@@ -293,15 +228,6 @@ def test_the_verdict_on_measures(overall, classes, verdict):
     assert model({**CLEAN_OVERALL, **overall}, **classes)[OVERALL].verdict == verdict
 
 
-def test_without_regions_a_significant_effect_warns():
-    clear = {"gap": measured(0.5, 0.4, 0.6, p=1e-9, p_zero=1e-9)}
-    measures = {name: measures_of(name, clear) for name in ("cat", OVERALL)}
-    options = {"exempt": {}, "waived": {}, "with_regions": False}
-
-    assert judge(measures, LIMITS, may_fail=False, **options)[OVERALL].verdict == "WARN"
-    assert judge(measures, LIMITS, may_fail=True, **options)[OVERALL].verdict == "FAIL"
-
-
 def gap_of(pictures, *figures):
     return Effect("gap", {}, LIMIT, measured(*figures, pictures=pictures))
 
@@ -330,6 +256,8 @@ def test_the_number_of_pictures_that_excludes_an_effect_follows_the_square_root_
     if known.level == "open":
         reason = reason_of(known)
         assert reason.step
+        assert more is None or reason.step.startswith(f"add about {more[0]} to {more[1]} pictures with regions, of new")
+        assert reason.more == (more and (OVERALL, more[1]))
         assert more is None or f"about {more[0]} to {more[1]} more pictures" in reason.text
         assert more or above is None or "too near the limit for any number of pictures" in reason.text
 
@@ -354,11 +282,6 @@ def test_a_pass_says_what_it_excludes_for_all_classes_together_and_for_each():
         "for each class alone, an attraction above 0.03 is excluded at 95% (the least certain class is cat)",
     ]
     assert found["bird"].reasons[0].text.startswith("a gap above 0.09 is excluded at 95% (measured: 0.02 (blur 0.02")
-
-
-def test_figures_show_on_which_side_of_the_limit_they_lie():
-    assert "a gap of 0.1004" in reason_of(effect(0.1004, 0.0501, 0.1507)).text
-    assert "up to 0.1001 cannot be excluded" in reason_of(effect(0.02, -0.05, 0.1001)).text
 
 
 SEVERITY = {"PASS": 0, "INCONCLUSIVE": 1, "WARN": 2, "FAIL": 3}

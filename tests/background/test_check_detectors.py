@@ -323,21 +323,6 @@ def test_a_detector_that_cannot_be_explained_has_a_page_without_heat(explained) 
     assert {strip.panels[1].title for strip in page_of(explained, other).strips} == {"no heat"}
 
 
-def test_the_page_runs_a_black_box_on_its_edits_alone(explained) -> None:
-    seen: list[int] = []
-
-    def detector(pictures: Tensor) -> Any:
-        seen.append(len(pictures))
-        return ByColour(reads=0.8)(pictures)
-
-    box = camkit.black_box(detector, labels=explained.plan.model.labels, preprocess=as_they_are)
-    strips = page_of(explained, box).strips
-
-    assert {strip.panels[1].title for strip in strips} == {"no heat"}
-    edits = sum(len(strip.panels) - 2 for strip in strips)
-    assert sum(seen) < 2 * edits  # some more show once whether the model keeps the pictures of a batch apart
-
-
 @pytest.mark.extended
 def test_boxes_that_stay_after_the_objects_are_removed_count_as_sufficiency(folder, rectangles) -> None:
     everywhere = [((x, y, x + 16, y + 17), 1, 0.9) for x in range(0, 72, 4) for y in range(0, 72, 4)]
@@ -359,16 +344,9 @@ def test_the_shell_checks_a_detector_with_a_factory(folder, rectangles, tmp_path
     assert "finds 100% of the objects on backgrounds of their own class and 0%" in printed
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"labels": None}, "needs a detector with labels of two or more classes"),
-        ({"labels": ("nothing", "cat", "dog")}, "the model has no label 'green', 'red'"),
-    ],
-)
-def test_a_detector_whose_labels_do_not_fit_is_refused(folder, rectangles, options, said) -> None:
-    with pytest.raises(InputError, match=said):
-        camkit.check(dataclasses.replace(model(), **options), folder, config=CONFIG)
+def test_a_detector_without_labels_is_refused(folder, rectangles) -> None:
+    with pytest.raises(InputError, match="needs a detector with labels of two or more classes"):
+        camkit.check(dataclasses.replace(model(), labels=None), folder, config=CONFIG)
 
 
 def test_boxes_without_labels_and_data_without_regions_are_refused(folder, rectangles, tmp_path) -> None:

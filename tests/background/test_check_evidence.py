@@ -60,19 +60,6 @@ def test_a_single_map_has_no_baseline():
     assert np.isnan(shuffled).all()
 
 
-@pytest.mark.parametrize(("side", "expected"), [(16, 0.13), (32, 0.37), (64, 0.65)])
-def test_a_7x7_grid_limits_the_energy_of_small_objects(side, expected):
-    """The figures come from a simulation: squares at random places of a 224-pixel picture."""
-    rng, ceilings = np.random.default_rng(0), []
-    for _ in range(60):
-        top, left = rng.integers(0, 224 - side, 2)
-        region = torch.zeros(224, 224, dtype=torch.bool)
-        region[top : top + side, left : left + side] = True
-        ceilings.append(ceiling(region, (7, 7)))
-
-    assert np.mean(ceilings) == pytest.approx(expected, abs=0.03)
-
-
 @pytest.mark.parametrize(("size", "grid"), [((224, 224), (7, 7)), ((13, 40), (5, 7)), ((5, 6), (9, 6))])
 def test_cells_that_are_spread_evenly_have_the_averages_of_pytorchs_pooling(size, grid):
     region = disc(size, (size[0] / 2, size[1] / 3), min(size) / 3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import multiprocessing
 import random
 import threading
 import time
@@ -269,26 +268,6 @@ REFUSALS = [
 def test_refusals(data: Any, said: str) -> None:
     with pytest.raises(InputError, match=said):
         camkit.check(MODEL, data, config=CONFIG)
-
-
-def check_in_memory(out: Path, **options: Any) -> None:
-    camkit.check(MODEL, Scenes(), config=CONFIG, out=out, **options)
-
-
-@pytest.mark.extended
-def test_a_killed_check_is_continued_by_the_numbers_of_the_rows(tmp_path: Path) -> None:
-    journal = tmp_path / "killed" / "unfinished.jsonl"
-    process = multiprocessing.get_context("spawn").Process(target=check_in_memory, args=(journal.parent,))
-    process.start()
-    while process.is_alive() and not (journal.exists() and journal.read_bytes().count(b"\n") > 45):
-        time.sleep(0.02)
-    process.kill()
-    process.join()
-    kept, steps = journal.read_bytes().count(b"\n") - 1, list[tuple[str, int]]()
-    check_in_memory(journal.parent, resume=True, progress=lambda stage, done, _: steps.append((stage, done)))
-    check_in_memory(tmp_path / "whole")
-    assert steps[:2] == [("heat", 40), ("experiment", kept - 40)]
-    assert (journal.parent / "report.json").read_bytes() == (tmp_path / "whole" / "report.json").read_bytes()
 
 
 def test_mending_takes_a_dataset() -> None:

@@ -175,13 +175,6 @@ def test_a_broken_file_with_a_name_for_regions_is_not_skipped(tmp_path: Path, na
     assert len(formats.find_regions(tmp_path)) == 1
 
 
-def test_a_missing_or_unknown_source_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "x.docx").write_text("no regions")
-    for source in (tmp_path / "nothing.json", tmp_path / "x.docx", tmp_path):
-        with pytest.raises(InputError, match=r"nothing\.json.*No such file|no regions found"):
-            formats.read_regions(source)
-
-
 # Pascal VOC
 
 
@@ -353,7 +346,7 @@ def test_polygons_beside_kpt_shape_stay_polygons(tmp_path: Path) -> None:
     assert [one.kind for one in formats.read_yolo(labels).objects["a"]] == ["mask", "box"]
     for broken in ("3", "[a, b]", "[null]"):
         (labels / "data.yaml").write_text(f"kpt_shape: {broken}")
-        with pytest.raises(InputError, match=r"kpt_shape is .*, not two numbers"):
+        with pytest.raises(InputError, match=r"data\.yaml cannot be read"):
             formats.read_yolo(labels)
 
 
@@ -650,12 +643,6 @@ def test_a_mask_folder_without_masks_does_not_count(tmp_path: Path) -> None:
     assert list(annotations.objects) == ["a"]
 
 
-def test_a_file_named_only_mask_does_not_break_the_others(tmp_path: Path) -> None:
-    for name in ("_mask.png", "a_mask.png"):
-        levels(BOTH * 255).save(tmp_path / name)
-    assert "a" in formats.read_masks(tmp_path).objects
-
-
 # Drawing
 
 
@@ -672,11 +659,6 @@ def test_a_box_covers_exactly_its_pixels(sides: list[int]) -> None:
 @pytest.mark.parametrize("box", [(39.7, 29.8, 40, 30), (0, 0, 0.2, 0.2), (20.4, 10, 20.45, 20)])
 def test_a_thin_box_in_the_picture_is_at_least_a_pixel_wide(box: tuple[float, ...]) -> None:
     assert object_region([ObjectAnnotation("", Box(*box))], SIZE).any()
-
-
-def test_a_polygon_that_reaches_out_is_clipped() -> None:
-    region = object_region([ObjectAnnotation("", None, [[-20, -20, 10, -20, 10, 90, -20, 90]])], SIZE)
-    assert (region == rectangle(0, 0, 10, 30)).all()
 
 
 def test_removed_boxes_cover_each_part_of_a_mask_with_a_margin(tmp_path: Path) -> None:
@@ -780,14 +762,6 @@ def test_a_preprocessing_that_cannot_be_followed_is_refused(
         preprocess_region(blob((64, 64)), preprocess)
 
 
-def test_a_preprocessing_may_draw_random_numbers_without_effect() -> None:
-    def draws_numbers(picture: Image.Image) -> torch.Tensor:
-        torch.rand(3)
-        return tv.to_tensor(picture.resize((32, 32)))
-
-    assert bool(preprocess_region(np.ones((64, 64), bool), draws_numbers).all())
-
-
 def test_a_check_whose_preprocessing_crops_by_content_says_so(tmp_path):
     loaded = camkit.load_model("demo-fair", device="cpu")
 
@@ -832,50 +806,29 @@ NO_NAME = '"annotations": [{"image_id": 1, "category_id": 1, "bbox": [1, 1, 2, 2
 BROKEN: list[tuple[str, str | bytes, str]] = [
     *(
         ("instances.json", coco_text([row(**broken)]), COCO)
-        for broken in (
-            {"bbox": [1, 2, 3]},
-            {"bbox": [1, 2, 3, float("nan")]},
-            {"segmentation": [["1", "2", "9", "2", "9", "9"]]},
-            {"segmentation": {"size": FULL}},
-            {"segmentation": {"size": FULL, "counts": [10, -5, 1195]}},
-            {"bbox": [1, 1, 4, 4], "image_id": [1]},
-        )
+        for broken in ({"bbox": [1, 2, 3]}, {"bbox": [1, 2, 3, float("nan")]}, {"segmentation": {"size": FULL}})
     ),
-    *(
-        ("instances.json", text, COCO)
-        for text in (
-            "",
-            "[]",
-            '{"images": [{"id": 1}], "annotations": []}',
-            '{"images": [{"id": 1, "file_name": "a", "width": "wide", "height": 3}], "annotations": []}',
-            f'{{"images": [{{"id": 1, "file_name": ""}}], "categories": [{{"id": 1, "name": "c"}}], {NO_NAME}}}',
-            b"\xff\xfe\x00\x81",
-        )
+    *(("instances.json", text, COCO) for text in ("[]", b"\xff\xfe\x00\x81")),
+    (
+        "instances.json",
+        f'{{"images": [{{"id": 1, "file_name": ""}}], "categories": [{{"id": 1, "name": "c"}}], {NO_NAME}}}',
+        COCO,
     ),
     *(
         ("a.xml", text, r"a\.xml is not a Pascal VOC annotation")
-        for text in (
-            "",
-            "<html/>",
-            '<?xml version="1.0" encoding="nonsense"?><annotation><a>1</a></annotation>',
-            VOC.format(size=VOC_SIZE, objects=voc_object(1, 1, "five", 5)),
-            VOC.format(size=VOC_SIZE, objects=voc_object(1, 1, 5, 5).replace("<name>cat</name>", "")),
-            b"\xff\xfe\x00\x81",
-        )
+        for text in ("", "<html/>", VOC.format(size=VOC_SIZE, objects=voc_object(1, 1, "five", 5)))
     ),
     *(
         ("labels/a.txt", line, r"a\.txt")
-        for line in ("a cat in the garden", "0 .5 .5 .5", "0 .5 .5 .5 nan", "-1 .5 .5 .5 .5", "0 .1 .1 .2 .2 .3 .3 .4")
+        for line in ("a cat in the garden", "0 .5 .5 .5", "-1 .5 .5 .5 .5", "0 .1 .1 .2 .2 .3 .3 .4", b"\x81 1 2 3 4")
     ),
-    ("labels/a.txt", b"\x81\xff 1 2 3 4", r"a\.txt is not a YOLO annotation"),
     ("classes.txt", b"\xff\xfe\x81", r"classes\.txt cannot be read"),
     *(("data.yaml", f"names: {names}", r"data\.yaml cannot be read") for names in ("[a", "cat", "{cat: dog}")),
     *(
         ("b.csv", f"xmin,ymin,xmax,ymax,path\n1,1,3,3,a.jpg\n{line}\n", LINE)
-        for line in ("1,2,three,4,a.jpg", "1,2,nan,4,a.jpg", "1,2,,4,a.jpg", "1,2,3,4", "1,2,3,4,/")
+        for line in ("1,2,three,4,a.jpg", "1,2,nan,4,a.jpg", "1,2,3,4", "1,2,3,4,/")
     ),
-    *(("b.csv", text, r"b\.csv") for text in ("", "\n", "a,b\n1,2\n", "path,xmin\n1,2\n", '"unclosed', "x" * 200_000)),
-    ("b.csv", b"path,xmin,ymin,xmax,ymax\n\xff\xfe\x00\x81,1,2,3,4\n", r"b\.csv"),
+    *(("b.csv", text, r"b\.csv") for text in ("", "path,xmin\n1,2\n", b"path,xmin,ymin,xmax,ymax\n\xff,1,2,3,4\n")),
 ]
 
 
@@ -901,7 +854,7 @@ def test_other_files_among_the_pictures_are_no_regions(tmp_path: Path, text: str
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        ("- a", "cannot be read as a data.yaml"),
+        ("- a", r"data\.yaml cannot be read"),
         ("names: [a]", "must name one folder that exists as val, valid, test or train, not none;"),
         ("val: [a, b]\ntrain: train", r"must name one folder that exists as val.*, not \['a', 'b'\], train;"),
         ("val: gone", "must name one folder that exists as val.*, not gone;"),

@@ -23,7 +23,7 @@ from scipy.stats import binomtest
 
 import camkit
 from camkit.background import report as words
-from camkit.background.effects import LEVELS, OVERALL, Effect
+from camkit.background.effects import LEVELS, OVERALL
 from camkit.background.report import REPORTS, workflow_commands
 from camkit.background.result import Change
 from camkit.background.rule import VERDICTS, Reason
@@ -382,44 +382,6 @@ def contrast(first, second):
 def luminance(channels):
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (int(one) / 255 for one in channels)]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-WIDE = "a class whose name is much longer than the names of most other classes_and_without_a_space_at_its_end"
-A4 = 703
-"""Width in pixels of the text on A4 paper, at 96 pixels per inch."""
-
-
-@pytest.fixture(scope="module")
-def wide(result, tmp_path_factory):
-    """Return a page whose table has the widest texts that cells can have."""
-    overall = result.overall
-    negative = replace(overall.gap.by_fill["tile"], effect=Estimate(-0.25, -0.35, -0.15, 1000))
-    gap = Effect("gap", {"tile": negative}, 0.1)
-    judged = {
-        name: with_verdict(judgement, "INCONCLUSIVE", effects={**judgement.effects, "gap": gap})
-        for name, judgement in result.judged.items()
-    }
-    judged[WIDE] = replace(judged["bird"], waived=WIDE)
-    measures = replace(overall, name=WIDE, pictures=10_000, tested=10_000, skill=Estimate(-0.25, -0.35, -0.15, 9))
-    changed = replace(result, classes={**result.classes, WIDE: measures}, judged=judged)
-    file = tmp_path_factory.mktemp("wide") / "report.html"
-    file.write_text(REPORTS["report.html"](changed))
-    return file
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize(("width", "media"), [(1024, "screen"), (A4, "print")])
-def test_the_table_fits_1024_pixels_and_a4_paper(browser, wide, width, media):
-    opened = browser.new_page(viewport={"width": width, "height": 800})
-    opened.emulate_media(media=media)
-    opened.goto(wide.as_uri())
-    opened.evaluate(UNFOLD)
-    table, frame = opened.evaluate(
-        "[document.querySelector('#table').scrollWidth, document.querySelector('.scroll:has(#table)').clientWidth]"
-    )
-    opened.close()
-
-    assert table <= frame <= width
 
 
 @pytest.mark.extended

@@ -154,14 +154,6 @@ def test_attraction_equals_a_slow_count():
     assert not found[OVERALL].attraction.by_fill
 
 
-@pytest.mark.parametrize(("gap", "verdict"), [(0.0, "PASS"), (0.09, "WARN")])
-def test_right_answers_without_the_object_warn_unless_a_gap_is_excluded(gap, verdict):
-    found = judged([row for label in ("cat", "dog", "fox") for row in rows_of(label, 50, kept=0.7, gap=gap)])
-
-    assert found[OVERALL].verdict == verdict
-    assert found[OVERALL].effects["sufficiency"].low > 0.1
-
-
 def test_always_naming_one_class_without_an_object_is_not_above_chance():
     rows = [
         replace(row, removed=dict.fromkeys(row.same, row.label == "cat"), named=dict.fromkeys(row.same, "cat"))
@@ -200,15 +192,6 @@ def test_a_model_that_reads_only_the_background_is_inconclusive_with_too_few_gro
         reason = next(reason for reason in overall.reasons if text in reason.text)
         assert reason.text.endswith("to be significant; the check needs 6")
         assert f"from at least {6 - groups} more group" in reason.step
-
-
-def test_what_few_groups_leave_open_takes_more_groups():
-    rows = [replace(row, group=f"patient {n % 6}") for n, row in enumerate(clean())]
-
-    (first, *_) = judged(rows)[OVERALL].reasons
-
-    assert "a gap up to 0.39 cannot be excluded" in first.text
-    assert first.step == "add about 720 to 1600 pictures with regions, of new groups if the data has groups"
 
 
 def test_uneven_groups_count_by_their_effective_number():
@@ -262,9 +245,7 @@ CASES = {
     "the objects are needed": (clean(), {}, dict.fromkeys(("cat", "dog", "fox", OVERALL), "PASS")),
     "one class has a gap": ([*clean(), *rows_of("wolf", 50, gap=0.6)], {}, WOLVES),
     "an undecodable class has a gap": ([*clean(), *rows_of(ODD, 50, gap=0.6)], {}, {ODD: "FAIL"}),
-    "an undecodable class attracts nothing": (marked(["cat", "dog", ODD], 0.0), {}, {ODD: "PASS"}),
     "backgrounds attract no answers": (marked(NAMES, 0.0), {}, {"wolf": "PASS", OVERALL: "PASS"}),
-    "the heat of one class lies beside": ([*clean(), *rows_of("wolf", 50, energy=0.05)], {}, {OVERALL: "PASS"}),
     "the heat lies beside": (
         [row for label in ("cat", "dog", "fox") for row in rows_of(label, 50, energy=0.05)], {}, {OVERALL: "WARN"}
     ),
@@ -287,18 +268,10 @@ CASES = {
         {},
         {OVERALL: "PASS"},
     ),
-    "a class has few pictures": (
-        [*clean(), *rows_of("wolf", 20)], {}, {"wolf": "INCONCLUSIVE", OVERALL: "INCONCLUSIVE"}
-    ),
     "under 30 pictures in all, whatever they show": (
         [row for label in ("cat", "dog") for row in rows_of(label, 10, gap=1.0, kept=1.0)],
         {},
         {OVERALL: "INCONCLUSIVE"},
-    ),
-    "few pictures excuse no failure": (
-        [*clean(), *rows_of("wolf", 20, gap=1.0), *rows_of("bear", 50, gap=1.0)],
-        {},
-        {"wolf": "INCONCLUSIVE", OVERALL: "FAIL"},
     ),
     "a class has no usable picture": (
         clean(), {"classes": ["cat", "dog", "fox", "wolf"]}, {"wolf": "INCONCLUSIVE", OVERALL: "INCONCLUSIVE"}

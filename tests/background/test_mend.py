@@ -5,10 +5,8 @@ from __future__ import annotations
 import copy
 import csv
 import functools
-import os
 import re
 import shlex
-import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -355,19 +353,6 @@ def test_each_part_is_predicted_from_the_others_and_no_pull_is_tried_after_one_t
     assert counts == {(part, label): 2 for part in range(5) for label in ("dark", "light")}
 
 
-@pytest.mark.parametrize(("share", "named"), [(0.5, False), (0.1, True)])
-def test_features_that_may_know_enough_objects_are_not_named(share: float, named: bool) -> None:
-    """They know this share of the objects, so that a layer recognises half of the others; the limit is 0.75."""
-    own = torch.eye(2).repeat(42, 1)
-    original = torch.arange(84) >= 80
-    features = own.double() * ((torch.arange(84) < 80 * share) | original)[:, None]
-    pairs = [("ab"[row % 2], "ab"[row // 2 % 2]) for row in range(84)]
-    fixed, before = torch.full((84, 1), -torch.inf), (torch.eye(2).double(), torch.zeros(2).double())
-    unused = torch.zeros(84)
-    given = Examples(features, own.bool(), fixed, unused, pairs, original, [*map(str, range(84))], unused, before)
-    assert what_is_unknown(given, {}, 0).startswith("the last layer's inputs hardly know the objects") == named
-
-
 @pytest.mark.extended
 def test_the_command_first_says_whether_there_is_anything_to_mend(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -394,16 +379,6 @@ def test_the_command_first_says_whether_there_is_anything_to_mend(
         config.write_text(f"[check]\npastes = 1\n[limits]\nleast_pictures = {least}")
         assert main(command) == 1
         assert f"no weights are written: {undecided}{why}" in capsys.readouterr().err
-
-
-def test_a_name_that_is_not_text_is_escaped_in_the_table(command: list[str], pictures: Path, tmp_path: Path) -> None:
-    odd = Path(shutil.copytree(pictures.parent, tmp_path / "odd")) / "pictures"
-    for file in sorted(odd.parent.glob("*/*/*.png")):
-        file.rename(file.with_name(os.fsdecode(b"\xff") + file.name))
-    assert main(["mend", str(odd), *command[2:], "--export", "pasted"]) == 0
-    groups = {row["group"] for row in csv.DictReader((tmp_path / "pasted" / "labels.csv").read_text().splitlines())}
-    assert len(groups) == PER_CLASS
-    assert all(group.rpartition("/")[2].startswith(r"\xff") for group in groups)
 
 
 def test_the_pasted_pictures_can_be_written(

@@ -160,20 +160,6 @@ def test_the_figure_says_what_was_explained_and_how(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("layer", "said"),
-    [
-        ("features.denseblock4.conv1", "features.denseblock4.conv1"),
-        ("model.encoder.vision.tower.layers.11.output", "model.encoder.\N{HORIZONTAL ELLIPSIS}.layers.11.output"),
-        ("model.vision_model.encoder.layers.11.layer_norm2", "model.\N{HORIZONTAL ELLIPSIS}.layers.11.layer_norm2"),
-        ("x" * 50, "x" * 50),
-    ],
-)
-def test_a_long_layer_name_loses_parts_of_its_middle(layer, said):
-    found = replace(explained(noise(40, 60)), layer=layer)
-    assert found.caption().lines[0] == f"Grad-CAM at layer {said}, 8x8 cells"
-
-
-@pytest.mark.parametrize(
     ("colormap", "opacity", "said"),
     [
         ("turbo", "evidence", "Red: most evidence for bright; blue: little; no colour: none."),
@@ -378,20 +364,6 @@ def test_the_map_is_aligned_with_the_original_picture():
     assert not explained(noise(100, 200), 2).heatmap_on_picture().any(), "an empty map is zero everywhere"
 
 
-@pytest.mark.parametrize("style", ["overlay", "side-by-side", "figure"])
-@pytest.mark.parametrize("opacity", ["evidence", "even"])
-def test_the_photo_stays_itself_where_there_is_no_heat(style, opacity):
-    photo = noise(480, 640)
-    photo[:, :320] //= 5  # darker than the mean that the preprocessing subtracts
-    found = explained(photo)
-    cold = found.heatmap_on_picture(unseen=1.0) == 0
-    assert 0.2 < cold.mean() < 0.8
-    drawn = found.overlay(style=style, opacity=opacity)
-    left, top = find(drawn, found.overlay(opacity=opacity))
-    shown = drawn[top : top + 480, left : left + 640]
-    assert np.array_equal(shown[cold], photo[cold]) == (opacity == "evidence")
-
-
 # --- volumes
 
 
@@ -472,28 +444,6 @@ def test_one_explanation_shows_its_figure():
 
 
 PLANE, CAR, BIRD = (str(camkit.scenes.scene_paths()[name]) for name in ("plane-sky", "car-sea", "bird-wood"))
-
-
-def test_a_shell_writes_figures(tmp_path, capsys):
-    assert main([PLANE, "--model", "demo-fair", "--out", str(tmp_path), "--target", "plane", "--target", "car"]) == 0
-    found = camkit.explain("demo-fair", PLANE, target=["plane", "car"])
-    for row, name in zip(found, ("1-plane", "2-car"), strict=True):
-        with Image.open(tmp_path / f"plane-sky.gradcam.{name}.png") as picture:
-            assert np.array_equal(np.asarray(picture), row.overlay(style="figure"))
-    printed = capsys.readouterr().out
-    assert printed.count(f"colours from {found[0].colour_scale()}\n") == 2 - (found[1].status != "ok")
-
-
-@pytest.mark.parametrize("way", ["shell", "config"])
-def test_the_opacity_in_a_shell_and_in_a_config(tmp_path, way):
-    config = tmp_path / "camkit.toml"
-    config.write_text('[explain]\nopacity = "even"\n')
-    options = ["--opacity", "even"] if way == "shell" else ["--config", str(config)]
-    assert (
-        main([PLANE, "--model", "demo-fair", "--out", str(tmp_path / "heat.png"), "--style", "overlay", *options]) == 0
-    )
-    with Image.open(tmp_path / "heat.png") as picture:
-        assert np.array_equal(np.asarray(picture), camkit.explain("demo-fair", PLANE).overlay(opacity="even"))
 
 
 @pytest.mark.parametrize("scale", ["each", "shared"])

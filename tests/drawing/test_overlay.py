@@ -107,13 +107,6 @@ def test_the_colours_only_gain_weight_as_the_heat_rises(colormap):
     assert (np.abs(kept[:, 51:] - 127.5) < 1).all(), "the whole weight from 0.2 on"
 
 
-def test_even_colours_are_the_weighted_mean_of_opencv(photo):
-    heat = np.random.default_rng(1).random(photo.shape[:2], np.float32) ** 3
-    colours = cv2.applyColorMap(np.rint(heat * 255).astype(np.uint8), cv2.COLORMAP_TURBO)[..., ::-1]
-    expected = cv2.addWeighted(photo, 0.5, np.ascontiguousarray(colours), 0.5, 0)
-    assert np.array_equal(blend(photo, heat, None, opacity="even"), expected)
-
-
 def test_the_cropped_part_is_darkened_and_keeps_its_hue(explanation, photo):
     unseen = outside(explanation.box, photo.shape)
     assert unseen.any()
@@ -201,18 +194,6 @@ def test_a_notebook_shows_a_small_png(shape, size):
 
 def as_json(explanation: camkit.Explanation) -> dict[str, Any]:
     return json.loads(json.dumps(explanation.to_dict(), allow_nan=False))
-
-
-def test_everything_but_the_pictures_is_json(explanation, tmp_path, photo):
-    Image.fromarray(photo).save(tmp_path / "p.png")
-    row = camkit.explain(signed(), tmp_path / "p.png", "cells", preprocess=PRESET, labels=["bright"])
-    found = as_json(row)
-    said = {"source": str(tmp_path / "p.png"), "target": 0, "label": "bright", "status": "ok", "method": "gradcam"}
-    assert found.items() >= {**said, "layer": "cells", "layer_reason": "as named"}.items()
-    for name in ("raw", "box", "peak", "score"):
-        np.testing.assert_allclose(found[name], getattr(explanation, name), rtol=1e-5)
-    assert 0 < found["probability"] < 1
-    assert repr(row) == f"<Explanation of 'bright' {row.probability:.1%} by gradcam at 'cells': ok>"
 
 
 # --- statuses

@@ -201,7 +201,7 @@ def test_the_check_judges_each_picture_alone(kind: str) -> None:
     plan.settings.check.precision = "fp32"
     plan.outputs = {"cat": (CLASS,)}
     plan.detects = False
-    found = Plan.answer(plan, batch, [Item("cat.png", Path("cat.png"), "cat", "cat.png")] * len(batch))
+    found, _ = Plan.answer(plan, batch, [Item("cat.png", Path("cat.png"), "cat", "cat.png")] * len(batch))
     with torch.no_grad():
         shares = [float(net(image[None])[0].softmax(0)[CLASS]) for image in batch]
     assert [answer.share for answer in found] == pytest.approx(shares, rel=1e-5)

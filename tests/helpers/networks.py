@@ -138,32 +138,6 @@ def small_picture() -> Tensor:
     return torch.randn(1, 3, 6, 10, generator=torch.Generator().manual_seed(41))
 
 
-class Planted(nn.Module):
-    """Feature map k is the mean of colour k over 4 x 4 pixels; the score is the sum of given cells of given maps."""
-
-    def __init__(self, places: list[tuple[int, int, int]], gain: float = 8.0) -> None:
-        super().__init__()
-        self.layer = nn.AvgPool2d(4)
-        weight = torch.zeros(2, 3, 8, 8)
-        for place in places:
-            weight[(0, *place)] = gain
-        self.register_buffer("weight", weight)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return torch.einsum("nchw,kchw->nk", self.layer(images), self.weight)
-
-
-A, B, C = (0, 1, 2), (1, 5, 6), (2, 6, 1)  # colour, row, column
-
-
-def blobs() -> Tensor:
-    """Return a picture with one bright square of 4 x 4 pixels for each place, in the place's colour."""
-    image = torch.zeros(3, 32, 32)
-    for colour, row, column in (A, B, C):
-        image[colour, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4] = 1
-    return image
-
-
 def heat_at(found: camkit.Explanation, place: tuple[int, int, int]) -> float:
     _, row, column = place
     return float(found.heatmap[4 * row : 4 * row + 4, 4 * column : 4 * column + 4].mean())

@@ -41,8 +41,8 @@ def test_public_names_are_pinned() -> None:
     pinned = """
     CamkitError CheckResult Comparison Concepts Diagnosis Explainer Explanation Failure METHODS MendResult
     MethodJudgement ModelComparison TargetLayer Word Words __version__ black_box check compare compare_models
-    diagnose errors explain explain_many factorise feature_maps hooks judge load_model mend methods metrics regions
-    register_method scale scenes slide targets tensorboard words
+    diagnose errors explain explain_many export factorise feature_maps hooks judge load_model mend methods metrics
+    regions register_method scale scenes slide targets tensorboard words
     """
     assert sorted(camkit.__all__) == pinned.split()
     assert all(getattr(camkit, name) is not None for name in camkit.__all__)

@@ -972,10 +972,3 @@ def test_without_a_box_the_heat_is_drawn_on_the_models_own_input():
     assert math.dist(explanation.peak, (224 - 50, 75)) < 3
     drawn = explanation.overlay(colormap="bone", alpha=1.0)
     assert math.dist(hottest(drawn, np.zeros((224, 224), bool)), (224 - 50, 75)) < 3
-
-
-@pytest.mark.extended
-def test_a_large_photo_with_the_callers_own_preprocessing_keeps_its_box():
-    box = camkit.explain(features_and_head(), Image.new("RGB", (6000, 4000)), "features", preprocess=SQUASH).box
-
-    assert box == pytest.approx((0, 0, 6000, 4000), abs=20)

@@ -22,7 +22,7 @@ from unchanged import unchanged
 import camkit
 from camkit.cli import main
 from camkit.errors import InputError, TargetError
-from camkit.inspect import Diagnosis, Finding, picture
+from camkit.inspect import Diagnosis, findings, picture
 from camkit.inspect.layer_statistics import statistics
 
 timm = Extra("timm")
@@ -77,7 +77,7 @@ def found(result: Diagnosis) -> list[tuple[str, str]]:
     return [(one.kind, one.layer) for one in result.findings]
 
 
-def only(result: Diagnosis, kind: str) -> Finding:
+def only(result: Diagnosis, kind: str) -> findings.Finding:
     of_kind = [one for one in result.findings if one.kind == kind]
     assert len(of_kind) == 1, result.findings
     return of_kind[0]
@@ -430,14 +430,11 @@ class TestCalls:
     @pytest.mark.parametrize(
         ("batch", "options", "kind", "said"),
         [
-            (EIGHT[:0], {}, InputError, "the batch is empty"),
             ([torch.zeros(3, 8, 8), torch.zeros(3, 8, 9)], {}, InputError, "one size"),
             ([], {}, InputError, "the batch is empty"),
             (EIGHT, {"loss": lambda output: output}, InputError, "one number"),
-            (EIGHT, {"loss": nn.CrossEntropyLoss}, InputError, r"such as torch\.nn\.MSELoss\(\)"),
             (torch.zeros(2, 4, 8, 8), {}, InputError, "4 channels"),
             ("none.jpg", {}, InputError, "none.jpg"),
-            ((EIGHT, ["cat"] * 8), {}, InputError, "labels must be numbers"),
             ((EIGHT, torch.zeros(3)), {}, TargetError, "cross entropy"),
             ((EIGHT, torch.linspace(-3, 2, 40).reshape(8, 5)), {}, TargetError, "range from -3 to 2.*MSELoss"),
             ((EIGHT, torch.full((8,), -100)), {}, TargetError, "all are -100, so they are ignored"),
@@ -493,7 +490,7 @@ def test_the_picture_draws_what_is_wrong() -> None:
 def test_every_kind_of_finding_is_in_the_guide() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "diagnose.md").read_text("utf-8")
     table = guide.partition("## What is found")[2].partition("\n## ")[0].partition("\n\nOn one picture")[0]
-    kinds = get_args(get_type_hints(Finding)["kind"])
+    kinds = get_args(get_type_hints(findings.Finding)["kind"])
     assert set(re.findall(r"`([a-z ]+)`", table.replace("`training=True`", ""))) == set(kinds)
 
 

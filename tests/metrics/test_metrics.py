@@ -34,8 +34,6 @@ from camkit.metrics.evaluator import (
     BLUR,
     FILLS,
     ROAD_NOISE,
-    colour_map,
-    colours_of,
     curve_sets,
     even_shares,
     hot_sets,
@@ -648,15 +646,6 @@ def test_the_reference_maps_are_what_they_are_called() -> None:
     assert evaluator(maps["colour"], "srg")["srg"].number > evaluator(maps["random"], "srg")["srg"].number
 
 
-def test_a_colour_map_is_1_where_the_colour_is_nearest_and_0_where_it_is_farthest() -> None:
-    picture, red = torch.zeros(3, 28, 28), [1.0, 0.0, 0.0]
-    picture[0, :12, :12] = 1  # a red corner
-    heat = colour_map(picture, torch.tensor(red))
-    assert (float(heat[:8, :8].min()), float(heat[20:, 20:].max())) == (1, 0)
-    assert red in colours_of(picture).tolist()
-    assert [len(colours_of(torch.rand(channels, 4, 4))) for channels in (1, 3)] == [2, 8]
-
-
 def test_a_table_of_a_model_without_scores_for_changed_pictures_has_reasons() -> None:
     def while_bright(_: nn.Module, pictures: Tensor) -> Tensor:
         return torch.where((pictures.amax((1, 2, 3)) > 2.5)[:, None], means(pictures), torch.nan)
@@ -723,9 +712,6 @@ def test_shuffling_keeps_the_values_and_the_biases() -> None:
         (lambda m, p: evaluate(m, torch.rand(4), p), "the map has shape (4,), and the model's input has size 16x16"),
         (lambda m, p: evaluate(m, Heat(torch.rand(20, 20)), p),
          "the map is for an input of 20x20, but this picture's input is 16x16"),
-        (lambda m, p: evaluate(m, "heat", p), "a map is an explanation or an array of real numbers, not of str"),
-        (lambda m, p: evaluate(m, np.array([[None]]), p), "real numbers, not of object"),
-        (lambda m, p: evaluate(m, torch.ones(4, 4) * 1j, p), "real numbers, not of torch.complex64"),
         (lambda m, p: evaluate(m, torch.rand(4, 4), p, "srgg"), "unknown metric 'srgg'; did you mean 'srg'"),
         (lambda m, p: evaluate(m, torch.rand(4, 4), p, "faith"), "unknown metric 'faith'; choose from insertion,"),
         (lambda m, p: Evaluator(m, p, fill="grey"), "fill must be one of blur, mean, noise, inpaint, linear"),

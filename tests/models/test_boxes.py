@@ -276,18 +276,6 @@ def test_all_candidates_match_only_a_box_that_is_not_found():
     assert missed(output, 1).values.tolist() == pytest.approx([0.9 * 0.8])
 
 
-def test_a_candidate_without_any_objectness_is_missed_for_its_score():
-    rows = torch.tensor([[[60.0, 50, 30, 30, 0.0, 0.1, 0.9], *[[0.0] * 7] * 11]])
-
-    class Rows(nn.Module):
-        def forward(self, images: torch.Tensor) -> torch.Tensor:
-            return rows
-
-    output = camkit.models.detecting(Rows(), "yolo", ["cat", "dog"])(torch.zeros(1, 3, 96, 96))
-    missed = targets.box_at(60, 50).bind(("cat", "dog"), None)(output, 1).missed
-    assert missed == ("not found: cat scores 0.000 here, below the threshold of 0.5",)
-
-
 @exported
 @pytest.mark.extended
 @pytest.mark.parametrize("library", ["rfdetr", "libreyolo"])

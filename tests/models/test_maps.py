@@ -172,16 +172,6 @@ def test_a_class_is_explained_where_its_library_finds_it(saved, family):
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("family", represented_by("mask2former", among=FAMILIES))
-def test_camkit_chooses_a_layer_of_a_segmentation_network(saved, family):
-    row = camkit.explain(f"hf:{saved(family)}", PLANE, device="cpu", target="cat")
-
-    assert row.label == "cat"
-    assert min(row.raw.shape) >= 2
-    assert row.raw.any()
-
-
-@pytest.mark.extended
 @pytest.mark.parametrize("family", represented_by("dpt", among=["dpt", "depth_anything"]))
 def test_the_mean_depth_of_a_region_is_explained(saved, family):
     picture, layer = Image.open(PLANE).convert("RGB").resize((160, 80)), "neck.fusion_stage.layers.1"

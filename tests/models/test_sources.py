@@ -25,7 +25,6 @@ from torch import nn
 import camkit
 from camkit import cli
 from camkit.cli.explain import mask_on_input
-from camkit.cli.options import TargetOptions
 from camkit.errors import InputError, ModelError
 from camkit.models import as_model, load_model, read_labels
 from camkit.sentences.inputs import processor_beside
@@ -620,23 +619,6 @@ def test_the_command_line_passes_everything_on(own, tmp_path, capfd):
     ):
         assert cli.main([str(PLANE), "--model", name, *options, *wrong]) == 2
         assert said in capfd.readouterr().err.replace("\n", " ")
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"top_k": 2, "above": 0.5}, "--top-k and --above cannot be combined"),
-        ({"top_k": 2, "target": ["left"]}, "--top-k and --target cannot be combined"),
-        ({"box": 1, "near": "0,0,9,9"}, "--box and --near cannot be combined"),
-        ({"similar_to": Path("a.png"), "target": ["1"]}, "--similar-to and --target cannot be combined"),
-        ({"threshold": 0.3, "target": ["1"]}, "leave out --threshold for the best box of the class, or add --box-at"),
-        ({"versus": "1"}, "--versus needs one --target"),
-        ({"direction": "up", "target": ["0", "1"]}, "one number"),
-    ],
-)
-def test_options_that_contradict_each_other_are_one_sentence(options, said):
-    with refused(said, InputError):
-        TargetOptions(**options).targets()
 
 
 def test_a_mask_is_cropped_as_its_picture_is(tmp_path):

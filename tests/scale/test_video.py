@@ -154,20 +154,6 @@ def test_an_animated_picture_becomes_a_video(tmp_path, capsys, name, kind):
     assert [Path(row["file"]).name for row in rows(capsys)] == [f"still-{name}.gradcam.png"]
 
 
-@pytest.mark.extended
-def test_a_bundle_and_tensorboard_say_that_they_leave_out_videos(tmp_path, capsys):
-    note = "camkit: --bundle and --tensorboard leave out videos and animated pictures"
-    clip, still = write_video(tmp_path / "clip.mp4", frames(2)), camkit.scenes.scene_paths()["plane-sky"]
-    drawn, bundled = ["--out", tmp_path / "out"], ["--no-pictures", "--bundle"]
-    for number, (file, *options) in enumerate(
-        ([clip, *drawn, "--tensorboard"], [clip, *bundled], [still, *drawn, "--tensorboard"], [still, *bundled])
-    ):
-        assert run(file, *options, tmp_path / str(number)) == 0
-        assert (note in capsys.readouterr().err.splitlines()) == (file == clip)
-    assert run(clip, *drawn) == 0
-    assert note not in capsys.readouterr().err
-
-
 def test_a_drawn_video_replaces_drawings_alone(tmp_path):
     clip, out = write_video(tmp_path / "clip.mp4", frames(4)), tmp_path / "out"
     for options, count in (((), 4), (("--every", "2"), 2)):

@@ -13,7 +13,7 @@ from PIL import Image
 
 import camkit
 from camkit.errors import InputError, ModelError
-from camkit.sentences import cut, explain
+from camkit.sentences import explain
 from camkit.sentences.inputs import load
 
 pytestmark = pytest.mark.extended
@@ -224,15 +224,3 @@ def test_threads_that_share_a_model_explain_as_one_thread_does(name, method, mee
     np.testing.assert_allclose(together, alone, atol=1e-6)
     assert not np.allclose(alone[0][1], alone[1][1], atol=1e-4)
     assert not eager or model.config.get_text_config()._attn_implementation == "eager"
-
-
-def test_the_last_thread_that_reads_attention_restores_how_it_is_computed() -> None:
-    model, _ = FAMILIES["llava_next"]()
-    model.set_attn_implementation("eager")
-    first, second = cut.attending_by_sdpa(model), cut.attending_by_sdpa(model)
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert model.config.get_text_config()._attn_implementation == "sdpa"
-    second.__exit__(None, None, None)
-    assert model.config.get_text_config()._attn_implementation == "eager"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import re
@@ -124,17 +123,6 @@ def test_an_index_out_of_range_names_the_range(net, images, index, layer):
         camkit.explain(net, images, layer, target=index)
 
 
-@pytest.mark.parametrize("layer", ["features", None])
-def test_a_wrong_target_is_refused_before_and_after_a_right_one_alike(net, images, layer):
-    with pytest.raises(TargetError):
-        camkit.explain(net, images, layer, target=77)
-    after_the_error = camkit.explain(net, images[0], layer, target=1)
-    fresh = camkit.explain(classifier(), images[0], layer, target=1)
-
-    assert (after_the_error.layer, after_the_error.layer_reason) == (fresh.layer, fresh.layer_reason)
-    assert np.array_equal(after_the_error.raw, fresh.raw)
-
-
 # --- functions --------------------------------------------------------------------------------------------------------
 
 
@@ -152,18 +140,6 @@ def test_a_function_scores_the_output_and_its_map_is_that_of_its_formula(net, im
     assert found[0].name == "margin"
     first, second = (explain(net, images[0], index, method="hirescam").raw for index in (0, 1))
     assert np.allclose(found[0].raw, first - second, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "function",
-    [lambda out: out[:, 0], functools.partial(lambda out, index: out[:, index], index=0), ClassTarget(0)],
-)
-def test_functions_without_a_name_and_target_objects(net, images, function):
-    found = explain(net, images[0], function)
-
-    assert found.score == pytest.approx(float(logits(net, images)[0, 0]), abs=1e-5)
-    assert isinstance(found.name, str)
-    assert found.name
 
 
 # --- several targets --------------------------------------------------------------------------------------------------
@@ -381,15 +357,6 @@ def test_a_function_of_probabilities_is_differentiated_as_it_is_written(images):
     assert np.allclose(by_contrast.raw, expected[2].raw, atol=1e-6)
 
 
-def test_every_label_of_a_model_that_ends_in_a_sigmoid_has_its_own_probability(images):
-    bare, net = classifier(), classifier(answer=torch.sigmoid)
-
-    expected, found = (explain(each, images[:1], t.above(0.5)) for each in (bare, net))
-
-    assert [row.target for row in found] == [row.target for row in expected]
-    assert [row.probability for row in found] == pytest.approx([row.probability for row in expected], abs=1e-6)
-
-
 class ModelOutput(dict):
     """A dictionary whose entries are attributes too, as Hugging Face returns."""
 
@@ -507,14 +474,6 @@ def test_maps_of_classes_that_overlap_are_predicted_one_by_one(images):
     assert nowhere.quantity.endswith("predicted nowhere")
 
 
-def test_a_function_opens_any_output(images):
-    net = classifier(5, lambda out: {"boxes": [out]})
-
-    found = explain(net, images, lambda output: output["boxes"][0][:, 3])
-
-    assert [row.score for row in found] == pytest.approx(logits(net, images)["boxes"][0][:, 3].tolist(), abs=1e-5)
-
-
 @pytest.mark.parametrize(
     ("answer", "finite"),
     [(lambda out: out.bfloat16(), True), (lambda out: out * math.nan, False), (lambda out: out * math.inf, False)],
@@ -579,7 +538,3 @@ def test_an_argument_of_a_wrong_kind_is_one_sentence():
     for call in calls:
         with refused(kind=CamkitError):
             call()
-
-
-def test_targets_of_different_masks_are_different() -> None:
-    assert len({t.segment(1), t.segment(2)}) == 2

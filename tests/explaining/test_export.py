@@ -1,0 +1,197 @@
+"""A file that returns scores and heat, against the model in PyTorch and the formula of Grad-CAM."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from networks import classifier
+from refusals import refused
+from torch import Tensor, nn
+
+import camkit
+from camkit.cli import main
+from camkit.errors import InputError, MethodError, ModelError
+from camkit.models import LoadedModel
+
+pytest.importorskip("onnxscript")
+
+import onnxruntime
+
+SCENE = camkit.scenes.scene_paths()["plane-sky"]
+SIDE = 32
+BOTH = pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+
+
+def small(*last: nn.Module) -> nn.Module:
+    """Return a classifier of 5 classes whose layer "2" has 16 x 16 cells."""
+    torch.manual_seed(0)
+    first = nn.Conv2d(3, 6, 3, 2, 1), nn.BatchNorm2d(6), nn.ReLU(inplace=True)
+    return classifier(*first, nn.Conv2d(6, 8, 3, 1, 1, groups=2), nn.SiLU(), *last, classes=5).eval()
+
+
+def pictures(count: int) -> Tensor:
+    return torch.randn(count, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(count))
+
+
+def returned(file: Path, *given: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what a file makes of its inputs, without camkit."""
+    if file.suffix == ".pt2":
+        scores, heat = torch.export.load(file).module()(*given)
+        return scores.detach(), heat.detach()
+    session = onnxruntime.InferenceSession(file)
+    names = [each.name for each in session.get_inputs()]
+    arrays = session.run(["scores", "heat"], dict(zip(names, map(Tensor.numpy, given), strict=True)))
+    return torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1])
+
+
+def grad_cam(model: nn.Module, images: Tensor, layer: str, classes: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Compute scores and Grad-CAM by the formula: the sum of the maps, weighted by their mean gradients."""
+    maps: list[Tensor] = []
+    with model.get_submodule(layer).register_forward_hook(lambda _, __, output: maps.append(output)):
+        scores = model(images)
+    chosen = scores.argmax(1) if classes is None else classes
+    (gradients,) = torch.autograd.grad(scores[range(len(images)), chosen].sum(), maps[0])
+    return scores.detach(), (gradients.mean((2, 3), keepdim=True) * maps[0]).sum(1).detach()
+
+
+@BOTH
+@pytest.mark.parametrize("target", ["best", "input"])
+def test_a_file_returns_scores_and_grad_cam_of_any_pictures(suffix: str, target: Any, tmp_path: Path) -> None:
+    model, file = small(), tmp_path / f"heat{suffix}"
+    facts = camkit.export(model, file, "2", img=pictures(1)[0], method="gradcam", target=target)
+    assert (facts["method"], facts["layer"], json.loads(facts["grid"])) == ("gradcam", "2", [16, 16])
+    for count in (1, 4):
+        given = pictures(count), *([torch.arange(count)] if target == "input" else [])
+        right = grad_cam(model, given[0], "2", given[1] if target == "input" else None)
+        for found, expected in zip(returned(file, *given), right, strict=True):
+            torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("method", ["gradcam++", "layercam", "hirescam", "auto", "gradcam-elementwise"])
+def test_a_file_has_the_maps_of_other_methods(method: str, tmp_path: Path) -> None:
+    model, image = small(), pictures(1)
+    camkit.export(model, tmp_path / "heat.onnx", img=pictures(2)[1], method=method)
+    right = camkit.explain(model, image[0], method=method)
+    _, heat = returned(tmp_path / "heat.onnx", image)
+    np.testing.assert_allclose(heat[0], right.raw, atol=1e-5 * np.abs(right.raw).max())
+
+
+@pytest.mark.extended
+def test_a_transformer_is_written_with_the_relevance_of_its_attention(tmp_path: Path) -> None:
+    torchvision = pytest.importorskip("torchvision")
+    torch.manual_seed(0)
+    model = torchvision.models.VisionTransformer(SIDE, 8, 2, 4, 32, 64, num_classes=5).eval()
+    nn.init.normal_(model.heads.head.weight)
+    facts = camkit.export(model, tmp_path / "heat.onnx", img=pictures(2)[1])
+    right = camkit.explain(model, pictures(1)[0])
+    assert facts["method"] == right.method == "chefer"
+    _, heat = returned(tmp_path / "heat.onnx", pictures(1))
+    np.testing.assert_allclose(heat[0], right.raw, atol=1e-5 * np.abs(right.raw).max())
+
+
+@BOTH
+def test_the_file_of_a_loaded_model_gives_the_same_explanation(suffix: str, tmp_path: Path) -> None:
+    file = tmp_path / f"heat{suffix}"
+    camkit.export("demo-fair", file, target="input")
+    model = camkit.load_model(str(file), trust_remote_code=True)
+    assert "the heat is the file's own, made by gradcam at features" in str(model.note)
+    for target in (None, "ship"):
+        right, found = camkit.explain("demo-fair", SCENE, target=target), camkit.explain(model, SCENE, target=target)
+        assert isinstance(right, camkit.Explanation)
+        assert isinstance(found, camkit.Explanation)
+        assert (found.name, found.method) == (right.name, "from-file")
+        assert found.box == pytest.approx(right.box, abs=0.5)  # one is read, the other is measured
+        assert found.probability == pytest.approx(right.probability, abs=1e-6)
+        np.testing.assert_allclose(found.heatmap, right.heatmap, atol=1e-5)
+
+
+def test_a_file_that_normalises_takes_the_pixels(tmp_path: Path) -> None:
+    model = LoadedModel(small(), "small", lambda picture: torch.tensor(np.array(picture)).movedim(2, 0) / 255 * 4 - 2)
+    camkit.export(model, tmp_path / "heat.onnx", "2", img=np.zeros((SIDE, SIDE, 3), np.uint8), normalise=True)
+    pixels = torch.randint(0, 256, (2, 3, SIDE, SIDE)).float()
+    right = grad_cam(model.module, pixels / 255 * 4 - 2, "2", None)
+    for found, expected in zip(returned(tmp_path / "heat.onnx", pixels), right, strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+class Decides(nn.Module):
+    """Doubles maps, in the way that it is told."""
+
+    def __init__(self, how: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, maps: Tensor) -> Tensor:
+        return self.how(maps)
+
+
+def test_a_model_that_makes_a_constant_of_the_number_of_pictures_gets_a_file_for_one(tmp_path: Path) -> None:
+    file, model = tmp_path / "heat.onnx", small(Decides(lambda maps: maps.reshape(len(maps), -1).reshape(maps.shape)))
+    facts = camkit.export(model, file, "2", img=pictures(1)[0], target="input", labels=list("abcde"))
+    assert facts["batch"] == "1"
+    images = pictures(3)
+    loaded = camkit.load_model(str(file))
+    for image, each in zip(images, camkit.Explainer(loaded).batch(images, 1), strict=True):
+        _, right = grad_cam(model, image[None], "2", torch.tensor([1]))
+        np.testing.assert_allclose(each.raw, right[0], atol=1e-5)
+
+
+calls: list[None] = []
+
+
+def growing(maps: Tensor) -> Tensor:
+    calls.append(None)
+    return maps * (1 + len(calls) / 100)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (lambda maps: maps * 2 if maps.mean() > 0 else maps, "decides something by the values of a picture"),
+        (lambda maps: maps * torch.linalg.svdvals(maps).amax((1, 2))[:, None, None, None], "operator aten._linalg_svd"),
+        (growing, "is not written: its scores would differ from camkit's by 0.0"),
+    ],
+)
+def test_what_cannot_be_exported_is_one_sentence_and_no_file(
+    how: Callable[[Tensor], Tensor], said: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "heat.onnx"
+    with refused(said, ModelError):
+        camkit.export(small(Decides(how)), file, "2", img=pictures(1)[0])
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "said"),
+    [
+        ({"path": "heat.engine"}, InputError, "export writes .onnx and .pt2 files, not 'heat.engine'"),
+        ({"method": "scorecam"}, MethodError, "method 'scorecam' takes many passes, and a file holds one"),
+        ({"smooth": "augment"}, InputError, "leave out smooth and precision"),
+        ({"normalise": True}, InputError, "normalise needs the mean and deviation"),
+        ({"target_layer": ["2", "4"]}, InputError, "leave out all layers but one"),
+        ({"model": camkit.black_box(lambda images: images.mean((2, 3)))}, MethodError, "takes many passes"),
+    ],
+)
+def test_a_wrong_call_is_one_sentence(options: dict[str, Any], kind: type[InputError], said: str) -> None:
+    with refused(said, kind):
+        camkit.export(**{"model": small(), "path": "heat.onnx", "img": pictures(1)[0], **options})
+
+
+def test_a_file_of_best_classes_explains_no_others_and_the_method_is_for_such_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(tmp_path / "heat.onnx")
+    assert main(["export", str(SCENE), "--model", "demo-fair", "--out", file]) == 0
+    assert "both equal camkit's own" in capsys.readouterr().err
+    assert main(["export", "--model", "demo-fair", "--out", file]) == 2
+    with refused("the file returns the heat of each picture's best class only", MethodError):
+        camkit.explain(file, SCENE, target="ship")
+    with refused("is for files that camkit export wrote", MethodError):
+        camkit.explain("demo-fair", SCENE, method="from-file")
+    assert camkit.explain(file, SCENE, method="occlusion", target="ship").label == "ship"
