@@ -23,6 +23,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from camkit.engine.guard import guarded
@@ -190,6 +191,7 @@ def _graph(run: Run, given: dict[str, Tensor]) -> tuple[GraphModule, dict[str, T
     table = {
         **core_aten_decompositions(),
         torch.ops.aten.convolution_backward.default: _convolution_backward,
+        torch.ops.aten.avg_pool2d_backward.default: _avg_pool2d_backward,
         # Global pooling and its backward pass set only the order of the memory by these.
         torch.ops.aten.as_strided_.default: lambda maps, *_: maps,
         torch.ops.aten.as_strided.default: lambda maps, size, *_: maps.view(size),
@@ -260,6 +262,27 @@ def _convolution_backward(
         gradient, weight, None, stride, padding, dilation, not transposed, missing, groups
     )
     return back, None, None
+
+
+def _avg_pool2d_backward(
+    gradient: Tensor,
+    maps: Tensor,
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor: int | None,
+) -> Tensor:
+    """Return the gradient of a pooling's input: pooling is a convolution with ones and a division."""
+    ones, weight = maps.new_ones(1, 1, *maps.shape[2:]), maps.new_ones(maps.shape[1], 1, *kernel)
+    means = functional.avg_pool2d(ones, kernel, stride, padding, ceil_mode, count_include_pad, divisor)
+    sums = functional.avg_pool2d(ones, kernel, stride, padding, ceil_mode, divisor_override=1)
+    shares = gradient * (means / sums)
+    steps = stride or kernel
+    return _convolution_backward(shares, maps, weight, None, steps, padding, [1, 1], False, None, maps.shape[1], None)[
+        0
+    ]
 
 
 def _onnx(graph: GraphModule, given: Mapping[str, Tensor], texts: Mapping[str, str]) -> tuple[bytes, list[Tensor]]:
