@@ -275,14 +275,11 @@ def _avg_pool2d_backward(
     divisor: int | None,
 ) -> Tensor:
     """Return the gradient of a pooling's input: pooling is a convolution with ones and a division."""
-    ones, weight = maps.new_ones(1, 1, *maps.shape[2:]), maps.new_ones(maps.shape[1], 1, *kernel)
+    steps, count = stride or kernel, maps.shape[1]
+    ones, weight = maps.new_ones(1, 1, *maps.shape[2:]), maps.new_ones(count, 1, *kernel)
     means = functional.avg_pool2d(ones, kernel, stride, padding, ceil_mode, count_include_pad, divisor)
-    sums = functional.avg_pool2d(ones, kernel, stride, padding, ceil_mode, divisor_override=1)
-    shares = gradient * (means / sums)
-    steps = stride or kernel
-    return _convolution_backward(shares, maps, weight, None, steps, padding, [1, 1], False, None, maps.shape[1], None)[
-        0
-    ]
+    shares = gradient * means / functional.conv2d(ones, weight[:1], None, steps, padding)
+    return _convolution_backward(shares, maps, weight, None, steps, padding, [1, 1], False, None, count, None)[0]
 
 
 def _onnx(graph: GraphModule, given: Mapping[str, Tensor], texts: Mapping[str, str]) -> tuple[bytes, list[Tensor]]:
