@@ -192,6 +192,7 @@ def _graph(run: Run, given: dict[str, Tensor]) -> tuple[GraphModule, dict[str, T
         **core_aten_decompositions(),
         torch.ops.aten.convolution_backward.default: _convolution_backward,
         torch.ops.aten.avg_pool2d_backward.default: _avg_pool2d_backward,
+        torch.ops.aten._adaptive_avg_pool2d_backward.default: _adaptive_avg_pool2d_backward,
         # Global pooling and its backward pass set only the order of the memory by these.
         torch.ops.aten.as_strided_.default: lambda maps, *_: maps,
         torch.ops.aten.as_strided.default: lambda maps, size, *_: maps.view(size),
@@ -280,6 +281,12 @@ def _avg_pool2d_backward(
     means = functional.avg_pool2d(ones, kernel, stride, padding, ceil_mode, count_include_pad, divisor)
     shares = gradient * means / functional.conv2d(ones, weight[:1], None, steps, padding)
     return _convolution_backward(shares, maps, weight, None, steps, padding, [1, 1], False, None, count, None)[0]
+
+
+def _adaptive_avg_pool2d_backward(gradient: Tensor, maps: Tensor) -> Tensor:
+    """Return the gradient of a pooling's input, whose size must be a multiple of the gradient's."""
+    kernel = [whole // part for whole, part in zip(maps.shape[2:], gradient.shape[2:], strict=True)]
+    return _avg_pool2d_backward(gradient, maps, kernel, kernel, [0, 0], False, True, None)
 
 
 def _onnx(graph: GraphModule, given: Mapping[str, Tensor], texts: Mapping[str, str]) -> tuple[bytes, list[Tensor]]:

@@ -1,22 +1,14 @@
 """Export networks, and compare the files with the networks that they were made of.
 
-    python -m scripts.zoo.exported networks --state networks.jsonl --markdown scripts/results/exported.md [NETWORK ...]
-    python -m scripts.zoo.exported graphs --state graphs.jsonl --markdown scripts/results/exported.md [FILE ...]
-    python -m scripts.zoo.exported heat --state heat.jsonl --markdown scripts/results/exported.md [NETWORK ...]
+    python -m scripts.zoo.exported networks|heat --state rows.jsonl --markdown scripts/results/exported.md [NETWORK ...]
+    python -m scripts.zoo.exported graphs --state rows.jsonl --markdown scripts/results/exported.md [FILE ...]
 
-Each finished row is a line of the state file, and an interrupted run continues where it stopped.
-
-networks: exported with torch.export and as ONNX, for any number of pictures. A row says whether the chosen layer is the
-same, how far the outputs and the Grad-CAM map at the deepest grid are from the original's (as a share of the largest
-value), and how long loading takes.
-
-graphs: exported with PyTorch's newer exporter (opset 18) and with the older one (opset 17), and any further FILES, such
-as ultralytics' exports. A row says how camkit runs the graph, and how far the module's outputs are from onnxruntime's
-at most, as a share of the largest, on other noise than that of camkit's own comparison.
-
-heat: exported by ``camkit.export``, which puts camkit's pass into the file. A row compares scores and maps of three
-photos, in one batch, with those of an ``Explainer`` that gets each photo alone, and the ONNX file's time and size with
-those of the plain export: median of the ratios of alternating runs of one picture, on one thread.
+Each finished row is a line of the state file, and an interrupted run continues where it stopped. Differences are shares
+of the largest value. "networks" loads files of torch.export and ONNX files, and compares the layer that camkit chooses,
+outputs and Grad-CAM at the deepest grid. "graphs" loads files of PyTorch's newer and older exporter, and further FILES,
+and compares outputs with onnxruntime's on other noise than camkit does. "heat" writes files by ``camkit.export``. It
+compares scores and maps of three photos, in one batch, with those of an ``Explainer`` that gets each photo alone; and
+time and size with the plain ONNX file's: median of the ratios of alternating runs of one picture, on one thread.
 """
 
 from __future__ import annotations
@@ -55,17 +47,15 @@ from scripts.zoo.zoo import trained_like
 SIDE = 224
 DATA = Path(os.environ.get("CAMKIT_TEST_DATA", "../shared/data"))
 PHOTOS = ("parrot.jpg", "chelsea.png", "dragonfly.png")
-SMALL = {"hidden_size": 192, "num_hidden_layers": 6, "num_attention_heads": 3, "intermediate_size": 768}
 OPTIONS: Mapping[str, dict[str, Any]] = {
     "googlenet": {"init_weights": True, "aux_logits": False},
     "inception_v3": {"init_weights": True, "aux_logits": False},
     "timm:vit_small_patch14_reg4_dinov2": {"img_size": SIDE},
-    "hf:ViT": SMALL,
+    "hf:ViT": {"hidden_size": 192, "num_hidden_layers": 6, "num_attention_heads": 3, "intermediate_size": 768},
     "hf:ConvNext": {"hidden_sizes": [40, 80, 160, 320], "depths": [2, 2, 6, 2]},
     "hf:ResNet": {"hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2], "layer_type": "basic"},
     "hf:Swin": {"embed_dim": 48, "depths": [2, 2, 2, 2], "num_heads": [2, 4, 8, 16]},
 }
-
 GRAPHS = (
     *("resnet18", "mobilenet_v2", "mobilenet_v3_small", "squeezenet1_1", "densenet121", "efficientnet_b0"),
     *("shufflenet_v2_x0_5", "regnet_y_400mf", "convnext_tiny", "googlenet", "vit_b_32", "swin_t"),
@@ -86,7 +76,7 @@ HEADS: Mapping[str, Sequence[str]] = {
     "graphs": ("file", "exported by", "what camkit does", "outputs differ by"),
     "heat": (
         *("network", "method", "layer", "grid", "scores differ by", "maps differ by", "time", "size", "opset"),
-        *("seconds to export", ".pt2: scores", ".pt2: maps"),
+        *("seconds to export", ".pt2: scores", ".pt2: maps", "remark"),
     ),
 }
 
@@ -194,12 +184,9 @@ def with_heat(name: str) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         file, plain, program = (Path(folder) / each for each in ("heat.onnx", "plain.onnx", "heat.pt2"))
         begin = time.perf_counter()
-        try:
-            camkit.export(module, file, preprocess=preprocess)
-        except camkit.CamkitError as error:
-            row += [str(error).replace(str(file), "the file"), *[""] * 4, f"{time.perf_counter() - begin:.0f}"]
-        else:
-            seconds = time.perf_counter() - begin
+        said = [written(module, file, preprocess)]
+        seconds = f"{time.perf_counter() - begin:.0f}"
+        if file.exists():
             export(module, plain)
             options = onnxruntime.SessionOptions()
             options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -207,17 +194,29 @@ def with_heat(name: str) -> list[str]:
             picture = batch[:1].numpy()
             runs = [functools.partial(each.run, None, {each.get_inputs()[0].name: picture}) for each in sessions]
             times = take_turns({"heat": ready(runs[0]), "plain": ready(runs[1])}, 25)
-            found = sessions[0].run(None, {"image": batch.numpy()})
-            row += [*map(share, (scores, maps), found), f"{quartiles(*times.values())[1]:.2f}"]
-            row += [f"{file.stat().st_size / plain.stat().st_size:.3f}", str(onnx.load(file).opset_import[0].version)]
-            row.append(f"{seconds:.0f}")
+            row += [*map(share, (scores, maps), sessions[0].run(None, {"image": batch.numpy()}))]
+            row += [f"{quartiles(*times.values())[1]:.2f}", f"{file.stat().st_size / plain.stat().st_size:.3f}"]
+            row.append(str(onnx.load(file).opset_import[0].version))
+        else:
+            row += [""] * 5
+        said.append(written(module, program, preprocess))
+        found = ["", ""]
+        if program.exists():
+            with torch.no_grad():
+                found = [*map(share, (scores, maps), torch.export.load(program).module()(batch))]
+    return [*row, seconds, *found, "; ".join(filter(None, said))]
+
+
+def written(module: nn.Module, file: Path, preprocess: Any) -> str:
+    """Export a network with its heat, compared on the usual picture or else on a photo; return what camkit refused."""
+    said = ""
+    for img in (None, DATA / "open_photos" / "bird.png"):
         try:
-            camkit.export(module, program, preprocess=preprocess)
+            camkit.export(module, file, preprocess=preprocess, img=img)
+            break
         except camkit.CamkitError as error:
-            return [*row, str(error).replace(str(program), "the file"), ""]
-        with torch.no_grad():
-            found = torch.export.load(program).module()(batch)
-    return [*row, *map(share, (scores, maps), found)]
+            said = str(error).replace(str(file), file.suffix)
+    return said
 
 
 def printed(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
