@@ -23,6 +23,8 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from camkit.engine.guard import guarded
 from camkit.engine.passes import are_alike
@@ -186,9 +188,21 @@ def _graph(run: Run, given: dict[str, Tensor]) -> tuple[GraphModule, dict[str, T
         )
         for each in given.values()
     ]
-    table = {**core_aten_decompositions(), torch.ops.aten.convolution_backward.default: _convolution_backward}
-    with _naming_operators(), shapes, warnings.catch_warnings(action="ignore"):
-        graph = make_fx(run, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
+    table = {
+        **core_aten_decompositions(),
+        torch.ops.aten.convolution_backward.default: _convolution_backward,
+        torch.ops.aten.avg_pool2d_backward.default: _avg_pool2d_backward,
+        torch.ops.aten._adaptive_avg_pool2d_backward.default: _adaptive_avg_pool2d_backward,
+        # Global pooling and its backward pass set only the order of the memory by these.
+        torch.ops.aten.as_strided_.default: lambda maps, *_: maps,
+        torch.ops.aten.as_strided.default: lambda maps, size, *_: maps.view(size),
+        # ONNX's operator for copies does not spread a number over a mask.
+        torch.ops.aten.copy.default: lambda into, source, *_: source.to(into).expand_as(into).clone(),
+    }
+    # The other kernels of attention have backward passes of their own, which files cannot hold.
+    attention = sdpa_kernel(SDPBackend.MATH)
+    with _naming_operators(), shapes, attention, warnings.catch_warnings(action="ignore"):
+        graph = make_fx(run, table, "symbolic", _allow_non_fake_inputs=True)(*fakes)
     count = fakes[0].shape[0]
     if isinstance(count, torch.SymInt) and count.node.maybe_as_int() is not None:
         return _graph(run, {name: each[:1] for name, each in given.items()})
@@ -198,7 +212,7 @@ def _graph(run: Run, given: dict[str, Tensor]) -> tuple[GraphModule, dict[str, T
 
 
 def _shapes(given: Mapping[str, Tensor]) -> Any:
-    return tuple({0: torch.export.Dim("batch")} if len(each) > 1 else {} for each in given.values())
+    return tuple({0: torch.export.Dim("batch", min=1)} if len(each) > 1 else {} for each in given.values())
 
 
 def _more(given: Mapping[str, Tensor]) -> list[Tensor]:
@@ -235,14 +249,44 @@ def _convolution_backward(
 ) -> tuple[Tensor, None, None]:
     """Return the gradient of a convolution's input as a transposed convolution, or the other way round."""
     missing = [0] * len(stride)
-    if not transposed:
-        for axis, (step, beside, apart) in enumerate(zip(stride, padding, dilation, strict=True)):
-            reached = (gradient.shape[2 + axis] - 1) * step - 2 * beside + apart * (weight.shape[2 + axis] - 1) + 1
-            missing[axis] = maps.shape[2 + axis] - reached
+    sizes = zip(stride, padding, dilation, weight.shape[2:], gradient.shape[2:], maps.shape[2:], strict=True)
+    if not transposed and weight.shape[:2] == (groups, 1) and set(stride) == {1}:
+        # Runtimes are slow at transposed convolutions of single channels, and these are plain ones too.
+        weight, transposed = weight.flip(*range(2, weight.dim())), True
+        padding = [apart * (side - 1) - beside for _, beside, apart, side, _, _ in sizes]
+    elif not transposed:
+        missing = [
+            whole - ((reached - 1) * step - 2 * beside + apart * (side - 1) + 1)
+            for step, beside, apart, side, reached, whole in sizes
+        ]
     back = torch.ops.aten.convolution(
         gradient, weight, None, stride, padding, dilation, not transposed, missing, groups
     )
     return back, None, None
+
+
+def _avg_pool2d_backward(
+    gradient: Tensor,
+    maps: Tensor,
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor: int | None,
+) -> Tensor:
+    """Return the gradient of a pooling's input: pooling is a convolution with ones and a division."""
+    steps, count = stride or kernel, maps.shape[1]
+    ones, weight = maps.new_ones(1, 1, *maps.shape[2:]), maps.new_ones(count, 1, *kernel)
+    means = functional.avg_pool2d(ones, kernel, stride, padding, ceil_mode, count_include_pad, divisor)
+    shares = gradient * means / functional.conv2d(ones, weight[:1], None, steps, padding)
+    return _convolution_backward(shares, maps, weight, None, steps, padding, [1, 1], False, None, count, None)[0]
+
+
+def _adaptive_avg_pool2d_backward(gradient: Tensor, maps: Tensor) -> Tensor:
+    """Return the gradient of a pooling's input, whose size must be a multiple of the gradient's."""
+    kernel = [whole // part for whole, part in zip(maps.shape[2:], gradient.shape[2:], strict=True)]
+    return _avg_pool2d_backward(gradient, maps, kernel, kernel, [0, 0], False, True, None)
 
 
 def _onnx(graph: GraphModule, given: Mapping[str, Tensor], texts: Mapping[str, str]) -> tuple[bytes, list[Tensor]]:
@@ -258,10 +302,10 @@ def _onnx(graph: GraphModule, given: Mapping[str, Tensor], texts: Mapping[str, s
             output_names=["scores", "heat"],
             dynamic_shapes=_shapes(given),
         )
-    assert program is not None
-    program.model.metadata_props.update(texts)
-    data = program.model_proto.SerializeToString()
-    session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
+        assert program is not None
+        program.model.metadata_props.update(texts)
+        data = program.model_proto.SerializeToString()
+        session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
     arrays = dict(zip(given, (each.cpu().numpy() for each in _more(given)), strict=True))
     return data, [torch.from_numpy(each) for each in session.run(None, arrays)]
 

@@ -13,6 +13,7 @@ import torch
 from networks import classifier
 from refusals import refused
 from torch import Tensor, nn
+from torch.nn import functional
 
 import camkit
 from camkit.cli import main
@@ -140,6 +141,25 @@ def test_a_model_that_makes_a_constant_of_the_number_of_pictures_gets_a_file_for
     for image, each in zip(images, camkit.Explainer(loaded).batch(images, 1), strict=True):
         _, right = grad_cam(model, image[None], "2", torch.tensor([1]))
         np.testing.assert_allclose(each.raw, right[0], atol=1e-5)
+
+
+def operations(maps: Tensor) -> Tensor:
+    """Use what is no operation of a file, or has a backward pass that is none: all that networks of the zoo needed."""
+    maps = functional.avg_pool2d(functional.pad(maps, (0, 1, 0, 1)), 3, 2, 1, count_include_pad=False)
+    tokens = maps.flatten(2).mT
+    attended = functional.scaled_dot_product_attention(tokens, tokens, tokens).mT.reshape(maps.shape)
+    mask = torch.zeros(maps.shape[2:])
+    mask[1:] = 1
+    return functional.adaptive_avg_pool2d((attended * mask).contiguous(memory_format=torch.channels_last), 1)
+
+
+@BOTH
+def test_operations_that_no_file_has_are_written_as_others(suffix: str, tmp_path: Path) -> None:
+    file, model = tmp_path / f"heat{suffix}", small(nn.Conv2d(8, 8, 3, 1, 2, 2, groups=8), Decides(operations))
+    facts = camkit.export(model, file, "2", img=pictures(1)[0], method="gradcam")
+    assert facts["batch"] == "any"
+    for found, expected in zip(returned(file, pictures(5)), grad_cam(model, pictures(5), "2", None), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
 
 
 calls: list[None] = []
