@@ -210,8 +210,8 @@ def export(
     facts = camkit.export(loaded, out, layer, img=picture, **options)
     made = f"{facts['method']} at {facts['layer']}{', for one picture at a time' * (facts['batch'] == '1')}"
     say(
-        f"wrote {out} ({_size(out.stat().st_size)}): scores, and heat {facts['grid']} of {made}; both equal "
-        f"camkit's own on {picture or 'a drawn picture'} to 1e-4 of the largest value"
+        f"wrote {out} ({_size(out.stat().st_size)}): scores, and heat {facts['grid']} of {made}; the heat agrees with "
+        f"camkit's own on {facts['agreement']} versions of {picture or 'a drawn picture'}"
     )
 
 
