@@ -452,7 +452,7 @@ class Mending:
         )
 
     def mended(self, progress: MendProgress, before: CheckResult, examples: Examples, unknown: str) -> MendResult:
-        """Train the last layer of a copy of the model, and check it, given what ``check_before`` and ``examples`` return.
+        """Train the last layer of a copy of the model, and check it; ``check_before`` and ``examples`` give the rest.
 
         The layer is trained with less and less pull towards its old weights, as long as it loses few unedited pictures.
         Each part of the groups is predicted by a layer that was trained on the others, and the half that proves by the
