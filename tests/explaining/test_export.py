@@ -40,7 +40,7 @@ def pictures(count: int) -> Tensor:
 
 
 def returned(file: Path, *given: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what a file makes of its inputs, without camkit."""
+    """Run a file on its inputs, without camkit."""
     if file.suffix == ".pt2":
         scores, heat = torch.export.load(file).module()(*given)
         return scores.detach(), heat.detach()
@@ -121,7 +121,7 @@ def test_a_file_that_normalises_takes_the_pixels(tmp_path: Path) -> None:
 
 
 class Decides(nn.Module):
-    """Doubles maps, in the way that it is told."""
+    """Changes maps by a function."""
 
     def __init__(self, how: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
