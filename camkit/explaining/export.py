@@ -1,7 +1,7 @@
 """``export()``: a file that returns a classifier's scores and its heat, for programs without Python.
 
-Gradients cannot be exported, but their operations can. camkit runs its own pass on tensors that only record what is
-done with them: the model, the way back from a score to the layer, and the method's weights. That graph is the file.
+Exporters cannot write a call for a gradient, but they can write the operations that compute it. camkit therefore traces
+its own pass: the model, the way back from a score to the layer, and the method's weights. The file holds that graph.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ Run: TypeAlias = Callable[..., tuple[Tensor, Tensor]]
 """``run(pictures)`` or ``run(pictures, classes)`` returns scores (N, K) and heat (N, h, w)."""
 
 TOLERANCE = 1e-4
-"""How far a file's scores and heat may be from camkit's, as a share of the largest value."""
+"""The largest allowed difference between a file's outputs and camkit's, as a share of the largest value."""
 
 
 class _TracedTarget(Target):
-    """The logit of each picture's best class, or of given classes, in operations that a graph can hold."""
+    """The logit of each picture's best class, or of given classes, in operations that can be traced."""
 
     def __init__(self, classes: Int[Tensor, " n"] | None = None) -> None:
         self.classes, self.logits = classes, torch.empty(0)
@@ -74,16 +74,18 @@ def export(
 ) -> dict[str, str]:
     """Write a classifier as a file that returns its scores and its heat.
 
-    The file takes ``image`` (N, C, H, W), any number of pictures prepared for the model, and returns ``scores`` (N, K)
-    and ``heat`` (N, h, w): camkit's raw map, signed, in units of the score. Before it is written, its scores and its
-    heat are compared with camkit's own on six versions of a picture.
+    The file takes ``image`` (N, C, H, W), pictures prepared for the model, and returns ``scores`` (N, K) and ``heat``
+    (N, h, w): camkit's raw map, signed, in units of the score. N is any number, or 1 if the model's code fixes it.
+    Before camkit writes the file, it runs the graph on six versions of a picture, and compares both outputs with its
+    own.
 
     Args:
         model, target_layer, options: as for ``camkit.Explainer``.
-        path: the file: ``.onnx``, or ``.pt2`` for a program of ``torch.export``.
-        img: the picture for the comparison; the file takes pictures of its size. None takes a drawn one.
-        target: "best" explains each picture's best class; with "input", the file also takes ``target`` (N,), the number
-            of a class for each picture.
+        path: the file to write: ``.onnx``, or ``.pt2`` for a program of ``torch.export``.
+        img: the picture for the comparison; None takes a drawn one. The file takes inputs of the size that this picture
+            has once it is prepared.
+        target: "best" explains each picture's best class; with "input", the file also takes ``target`` (N,), a class
+            number for each picture.
         normalise: True if the file takes values from 0 to 255 and normalises them itself.
 
     Returns:
@@ -91,8 +93,8 @@ def export(
         cells, and camkit's version. And "agreement": on how many versions of the picture its heat is camkit's own.
 
     Raises:
-        InputError: an argument is wrong, the model is not a classifier, or the method needs several passes.
-        ModelError: the file cannot hold an operation, or its scores or heat differ from camkit's.
+        InputError: an argument is wrong, the model is not a classifier, or the method runs the model many times.
+        ModelError: PyTorch cannot export an operation, or the outputs differ from camkit's.
         OutputError: the file cannot be written.
 
     Examples:
@@ -105,17 +107,22 @@ def export(
         raise InputError(f"export writes {' and '.join(_WRITERS)} files, not {str(path)!r}")
     explainer = Explainer(model, target_layer, **options)
     if explainer.choices.options["smooth"] or explainer.choices.options["precision"] != "fp32":
-        raise InputError("a file holds one pass in fp32; leave out smooth and precision")
+        raise InputError("an exported file runs the model once, in fp32; leave out smooth and precision")
     if explainer.method.one_by_one:
-        raise MethodError(f"method {explainer.method.name!r} takes many passes, and a file holds one; use 'gradcam'")
+        raise MethodError(
+            f"method {explainer.method.name!r} runs the model many times, but an exported file runs it once; "
+            "use 'gradcam'"
+        )
     inputs, ran, captured = explainer._settled(min(SCENES.rglob("*.jpg")) if img is None else img)
     scored, maps = ran.captured.scores[0], ran.captured.features
     if scored.indices is None or scored.boxes is not None or scored.cells is not None or len(maps) > 1:
-        raise InputError("export takes classifiers, and one map: leave out all layers but one")
+        raise InputError(
+            "export takes a classifier and one layer; name only one layer, and pass a model that returns class scores"
+        )
     preparation = {} if explainer.preprocess is None else _preparation(explainer.preprocess, inputs.shape[2:])
     if normalise:
         if not preparation:
-            raise InputError("normalise needs the mean and deviation of the model's preprocessing; pass preprocess")
+            raise InputError("normalise needs the model's mean and standard deviation; pass preprocess")
         mean, std = (torch.tensor(preparation[key], device=inputs.device).view(-1, 1, 1) for key in ("mean", "std"))
         inputs = (inputs * std + mean) * 255
         preparation |= {"mean": [0.0] * len(mean), "std": [1 / 255] * len(mean)}
@@ -129,7 +136,7 @@ def export(
     if target == "input":  # any class but the best
         scores = run(inputs)[0]
         given["target"] = (scores.argmax(1) + 1) % scores.shape[1]
-    with guarded(explainer.model):  # the passes that are traced then save and restore nothing themselves
+    with guarded(explainer.model):  # so the traced passes need not save and restore the model
         graph, given = _graph(run, given)
     facts = {
         "camkit": version("camkit"),
@@ -173,15 +180,16 @@ def _agreement(run: Run, call: Run, given: Mapping[str, Tensor], path: Path) -> 
         difference = float(differences.median() if name == "heat" else differences.max())
         if not difference <= TOLERANCE:
             raise ModelError(
-                f"{path} is not written: its {name} would differ from camkit's by {difference:.1g} of the largest value"
+                f"camkit did not write {path}: the exported {name} differ{'s' * (name == 'heat')} from camkit's by "
+                f"{difference:.1g} of the largest value"
             )
     return f"{int((differences <= TOLERANCE).sum())} of {len(versions)}"
 
 
 def _preparation(preprocess: Preprocess, size: Sequence[int]) -> dict[str, list[float]]:
-    """Return mean and deviation for values from 0 to 1, and to which size pictures are resized before the crop.
+    """Return the mean and deviation for values from 0 to 1, and the size to which pictures are resized before the crop.
 
-    As in torchvision, one number is for the shorter side, and two are height and width.
+    As in torchvision, one number is the length of the shorter side, and two are height and width.
     """
     shades = measure_shades(preprocess, (256, 256))
     black, white = (each[:, each.shape[1] // 2, each.shape[2] // 2].double() for each in (shades.black, shades.white))
@@ -196,12 +204,12 @@ def _preparation(preprocess: Preprocess, size: Sequence[int]) -> dict[str, list[
 
 
 def _graph(run: Run, given: dict[str, Tensor]) -> tuple[GraphModule, dict[str, Tensor]]:
-    """Return a function as a graph of operations that files can hold, and the inputs that it was traced with.
+    """Trace a function, and return the graph and the inputs that it was traced with.
 
-    The graph takes any number of pictures; one if the model's code turns their number into a constant.
+    The graph takes any number of pictures, or one if the model's code turns their number into a constant.
 
     Raises:
-        ModelError: it cannot be traced, for example because it decides something by values.
+        ModelError: the function cannot be traced, for example because it branches on values.
     """
     batch = DimDynamic.DYNAMIC if len(given["image"]) > 1 else DimDynamic.STATIC
     shapes = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
@@ -239,15 +247,18 @@ def _shapes(given: Mapping[str, Tensor]) -> Any:
 
 
 def _naming_operators() -> Any:
-    """Turn what PyTorch raises for an operation that cannot be exported into a sentence that names it."""
+    """Turn PyTorch's error about an operation that it cannot export into a sentence that names the operation."""
 
     def said(error: BaseException) -> str:
         causes = " ".join(str(each) for each in (error, error.__cause__, error.__context__) if each)
         if "data-dependent" in causes:
-            return "the model or the method cannot be exported: it decides something by the values of a picture"
+            return (
+                "the model cannot be exported with its heat: its code or the method's branches on the values of a "
+                "picture; use torch.where there, or try another method"
+            )
         named = re.search(r"OpOverload\(op='([\w.]+)'|\b(aten\.[\w.]+)", causes)
-        what = f"the operator {next(filter(None, named.groups()))}" if named else brief(error)
-        return f"the model cannot be exported with its heat, because of {what}"
+        what = f"PyTorch cannot export the operator {next(filter(None, named.groups()))}" if named else brief(error)
+        return f"the model cannot be exported with its heat: {what}; try another method or layer"
 
     return as_error(ModelError, said)
 
@@ -265,7 +276,7 @@ def _convolution_backward(
     groups: int,
     ___: Any,
 ) -> tuple[Tensor, None, None]:
-    """Return the gradient of a convolution's input as a transposed convolution, or the other way round."""
+    """Return the gradient at a convolution's input: a transposed convolution, or a plain one if it was transposed."""
     missing = [0] * len(stride)
     sizes = zip(stride, padding, dilation, weight.shape[2:], gradient.shape[2:], maps.shape[2:], strict=True)
     if not transposed and weight.shape[:2] == (groups, 1) and set(stride) == {1}:

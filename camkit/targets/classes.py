@@ -433,8 +433,8 @@ def segment(target: int | str, mask: Any = None, *, everywhere: bool = False) ->
     Args:
         target: the index or the label of the class.
         mask: truth values (H, W) over the model's input; only the masked part of the output is explained.
-        everywhere: explain the whole output, whatever the mask. Without both, the part where the class is predicted is
-            explained.
+        everywhere: explain the whole output and ignore the mask. Without ``mask`` and ``everywhere``, the part where
+            the class is predicted is explained.
 
     Raises:
         TargetError: the mask is not an array (H, W).
