@@ -25,6 +25,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from camkit.engine.guard import guarded
 from camkit.errors import InputError, MethodError, ModelError, as_error, brief, optional
@@ -232,7 +233,7 @@ def _graph(run: Run, given: dict[str, Tensor]) -> tuple[GraphModule, dict[str, T
     }
     # The other kernels of attention have backward passes of their own, which files cannot hold.
     attention = sdpa_kernel(SDPBackend.MATH)
-    with _naming_operators(), shapes, attention, warnings.catch_warnings(action="ignore"):
+    with _naming_operators(), shapes, attention, _LinearRows(), warnings.catch_warnings(action="ignore"):
         graph = make_fx(run, table, "symbolic", _allow_non_fake_inputs=True)(*fakes)
     count = fakes[0].shape[0]
     if isinstance(count, torch.SymInt) and count.node.maybe_as_int() is not None:
@@ -240,6 +241,24 @@ def _graph(run: Run, given: dict[str, Tensor]) -> tuple[GraphModule, dict[str, T
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph.eval(), given
+
+
+class _LinearRows(TorchFunctionMode):
+    """Runs linear layers on rows (N, C): for tokens (L, N, C) and any N, PyTorch repeats the weights for each token."""
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call a function of PyTorch; a linear layer with rows (N, C)."""
+        if function is functional.linear and args[0].dim() > 2:
+            maps, *others = args
+            rows = function(maps.reshape(-1, maps.shape[-1]), *others, **(kwargs or {}))
+            return rows.reshape(*maps.shape[:-1], rows.shape[-1])
+        return function(*args, **(kwargs or {}))
 
 
 def _shapes(given: Mapping[str, Tensor]) -> Any:
