@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import Any, Literal, TypeAlias, Unpack
 
 import torch
 from jaxtyping import Int
+from PIL import Image
 from torch import Tensor
 from torch._decomp import core_aten_decompositions
 from torch._subclasses import FakeTensorMode
@@ -31,11 +33,11 @@ from camkit.engine.guard import guarded
 from camkit.errors import InputError, MethodError, ModelError, as_error, brief, optional
 from camkit.explaining.explainer import Explainer, showing
 from camkit.images.files import write_file
-from camkit.images.regions import CropBoxes, measure_shades
+from camkit.images.regions import CropBoxes
 from camkit.layers.names import Layers
 from camkit.layers.places import SCENES
 from camkit.methods.runs import CHANGES, signed_maps
-from camkit.models.loaded import Loadable
+from camkit.models.loaded import Loadable, are_shares, preset
 from camkit.options import ExplainerOptions
 from camkit.targets.scores import Scores, Target, final_activation, logits_of
 from camkit.types import ImageLike, Preprocess
@@ -106,6 +108,8 @@ def export(
     path = Path(path)
     if path.suffix.lower() not in _WRITERS:
         raise InputError(f"export writes {' and '.join(_WRITERS)} files, not {str(path)!r}")
+    if target not in ("best", "input"):
+        raise InputError(f"target must be 'best' or 'input', not {target!r}")
     explainer = Explainer(model, target_layer, **options)
     if explainer.choices.options["smooth"] or explainer.choices.options["precision"] != "fp32":
         raise InputError("an exported file runs the model once, in fp32; leave out smooth and precision")
@@ -120,13 +124,23 @@ def export(
         raise InputError(
             "export takes a classifier and one layer; name only one layer, and pass a model that returns class scores"
         )
-    preparation = {} if explainer.preprocess is None else _preparation(explainer.preprocess, inputs.shape[2:])
+    if inputs.dim() != 4 or inputs.dtype != torch.float32:
+        raise InputError(f"export takes models of pictures in float32, not of {inputs.dtype} with {inputs.dim()} axes")
+    preprocess, size = explainer.preprocess, tuple(inputs.shape[2:])
+    scale = {} if preprocess is None else _normalisation(preprocess)
+    stated = {} if preprocess is None or not scale else _preparation(preprocess, (size[0], size[1]), scale)
+    if preprocess is not None and not stated:
+        warnings.warn(
+            "the file cannot say how to prepare pictures, because the model's preprocessing does more than resize, crop "
+            "and normalise them",
+            stacklevel=2,
+        )
     if normalise:
-        if not preparation:
+        if not scale:
             raise InputError("normalise needs the model's mean and standard deviation; pass preprocess")
-        mean, std = (torch.tensor(preparation[key], device=inputs.device).view(-1, 1, 1) for key in ("mean", "std"))
+        mean, std = (torch.tensor(scale[key], device=inputs.device).view(-1, 1, 1) for key in ("mean", "std"))
         inputs = (inputs * std + mean) * 255
-        preparation |= {"mean": [0.0] * len(mean), "std": [1 / 255] * len(mean)}
+        stated |= {"mean": [0.0] * len(mean), "std": [1 / 255] * len(mean)} if stated else {}
 
     def run(pictures: Tensor, *classes: Tensor) -> tuple[Tensor, Tensor]:
         traced = _TracedTarget(*classes)
@@ -146,8 +160,12 @@ def export(
         "grid": list(maps[0].activations.shape[2:]),
         "places": maps[0].placement.positions,
         "batch": "any" if len(given["image"]) > 1 else "1",
-        "imgsz": list(inputs.shape[2:]),
-        **preparation,
+        "imgsz": list(size),
+        "activation": "none"
+        if scored.final
+        else explainer.activation or ("sigmoid" if scored.classes == 1 else "softmax"),
+        **({"final": scored.final} if scored.final else {}),
+        **stated,
         **({} if explainer.labels is None else {"names": dict(enumerate(explainer.labels))}),
     }
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in facts.items()}
@@ -187,21 +205,43 @@ def _agreement(run: Run, call: Run, given: Mapping[str, Tensor], path: Path) -> 
     return f"{int((differences <= TOLERANCE).sum())} of {len(versions)}"
 
 
-def _preparation(preprocess: Preprocess, size: Sequence[int]) -> dict[str, list[float]]:
-    """Return the mean and deviation for values from 0 to 1, and the size to which pictures are resized before the crop.
-
-    As in torchvision, one number is the length of the shorter side, and two are height and width.
-    """
-    shades = measure_shades(preprocess, (256, 256))
-    black, white = (each[:, each.shape[1] // 2, each.shape[2] // 2].double() for each in (shades.black, shades.white))
+def _normalisation(preprocess: Preprocess) -> dict[str, list[float]]:
+    """Return the mean and deviation for values from 0 to 1; nothing if a red picture shows that there is more to it."""
+    pictures = [Image.new("RGB", (256, 256), colour) for colour in ("black", "white", "red")]
+    black, white, red = (
+        each.reshape(-1, *each.shape[-2:])[:, each.shape[-2] // 2, each.shape[-1] // 2].double()
+        for each in map(preprocess, pictures)
+    )
     values = {"mean": -black / (white - black), "std": 1 / (white - black)}
     found = {name: [round(float(each), 6) for each in value] for name, value in values.items()}
+    is_all = torch.allclose(red, torch.stack([white[:1], black[1:2], black[2:]]).flatten(), atol=1e-4)
+    return (
+        found if is_all and all(are_shares(each, least) for each, least in zip(found.values(), (-math.inf, 0))) else {}
+    )
+
+
+def _preparation(preprocess: Preprocess, size: tuple[int, int], scale: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the file says of a preprocessing: mean, deviation, and how pictures are resized before the crop.
+
+    As in torchvision, one number is the length of the shorter side, and two are height and width. Nothing is said if that
+    does not prepare a drawn scene in the same way.
+    """
     view = CropBoxes().view(preprocess, (640, 480), (size[1], size[0]))
-    if view is not None:
-        box = view.box
-        is_whole = box.right - box.left > 639 and box.bottom - box.top > 479
-        found["resize"] = [*size] if is_whole else [round(size[0] * 480 / (box.bottom - box.top))]
-    return found
+    if view is None:
+        return {}
+    height = view.box.bottom - view.box.top
+    is_whole = view.box.right - view.box.left > 639 and height > 479
+    facts = {**scale, "resize": list(size) if is_whole else [round(size[0] * 480 / height)]}
+    with Image.open(min(SCENES.rglob("*.jpg"))) as scene:
+        picture = scene.convert("RGB").resize((640, 480))
+    right = preprocess(picture)
+    differences = {
+        name: float((preset(size, **facts, interpolation=name)(picture) - right).abs().mean())
+        for name in ("bilinear", "bicubic")
+    }
+    interpolation = min(differences, key=differences.__getitem__)
+    # Half a step of 8 bits is 0.01 after the usual normalisation, and the two ways to interpolate differ by more.
+    return {**facts, "interpolation": interpolation} if differences[interpolation] < 0.02 else {}
 
 
 def _graph(run: Run, given: dict[str, Tensor]) -> tuple[GraphModule, dict[str, Tensor]]:

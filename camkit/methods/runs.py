@@ -239,7 +239,10 @@ def _of_file(options: Pass, method: Method) -> Capture:
     maps: list[Tensor] = []
     for scored in scores:
         if scored.indices is None or (scored.indices != best and not box.explains_any):
-            raise MethodError(f"the file returns the heat of each picture's best class only; {box.way_out}")
+            instead = advice("export(..., target='input')", "camkit export --target input")
+            raise MethodError(
+                f"the file returns the heat of each picture's best class only; {instead} writes one for all classes"
+            )
         maps.append(box.heat(options.inputs, scored.indices))
     features = Features(maps[0][:, None], tuple(maps), Placement(positions=box.places))
     return Capture((features,), scores)

@@ -9,6 +9,7 @@ import ast
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import logging
 import math
@@ -16,6 +17,7 @@ import re
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -117,20 +119,22 @@ def with_heat(
     """Return the model in a file that ``camkit.export`` wrote: its outputs are scores and heat."""
     with as_error(ModelError, lambda _: f"{request.name} does not say where its cells look; export it again"):
         places = tuple(tuple(map(float, axis)) for axis in _value(metadata["places"]))
+        if not all(first < second for axis in places for first, second in itertools.pairwise(axis)):  # NaN too
+            raise ValueError("the places do not increase")
     box = HeatFile(
         function,
         places,
         explains_any=explains_any,
         batch=1 if metadata.get("batch") == "1" else None,
         reason="camkit runs this file without layers and gradients",
-        way_out=""
-        if explains_any
-        else "for the heat of any class, export the model with " + advice("target='input'", "--target input"),
+        sigmoid=str(metadata.get("final")).startswith("Sigmoid"),
     )
     made = f"{metadata.get('method')} at {metadata.get('layer')}, written by camkit {metadata['camkit']}"
     kind = f"run by {runtime}; the file computes its heat itself ({made})"
     shape = [length if isinstance(length, int) else None for length in shape]
-    return described(box.eval(), request, shape, kind, metadata)
+    activation = metadata.get("activation")
+    loaded = described(box.eval(), request, shape, kind, metadata)
+    return replace(loaded, activation=activation if activation in ("softmax", "sigmoid") else None)
 
 
 def _script(request: Request, path: Path) -> LoadedModel:
@@ -274,6 +278,8 @@ def _facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
             and all(isinstance(each, int) and each > 0 for each in sides)
         ):
             facts[name] = tuple(sides)
+    if values.get("interpolation") in ("bilinear", "bicubic"):
+        facts["interpolation"] = values["interpolation"]
     if metadata.get("author") == "Ultralytics" and metadata.get("task") == "classify":
         facts |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
     return facts

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torchvision.transforms import InterpolationMode
 from torchvision.transforms._presets import ImageClassification
 
 from camkit.errors import InputError, ModelError, advice, as_error, brief, refuse_pipe
@@ -169,9 +170,7 @@ class Request:
         parts: dict[str, Any] = {**known, **self.changes}
         missing = [name for name in ("size", "mean", "std") if name not in parts]
         if not missing:
-            made = preset(parts["size"], parts["mean"], parts["std"])
-            made.resize_size = list(parts.get("resize", made.resize_size))
-            return cast("Preprocess", made)
+            return cast("Preprocess", preset(**parts))
         if self.changes:
             raise ModelError(
                 f"{self.name} does not say how its pictures are prepared; name {' and '.join(missing)} too (if it was "
@@ -220,7 +219,13 @@ def is_file(path: Path) -> bool:
 
 
 def preset(
-    size: tuple[int, int], mean: Sequence[float], std: Sequence[float], usual: ImageClassification | None = None
+    size: tuple[int, int],
+    mean: Sequence[float],
+    std: Sequence[float],
+    usual: ImageClassification | None = None,
+    *,
+    resize: Sequence[int] | None = None,
+    interpolation: str | None = None,
 ) -> ImageClassification:
     """Return torchvision's preprocessing for classifiers with this size, mean and standard deviation.
 
@@ -233,6 +238,8 @@ def preset(
         changed.resize_size = [round(min(size) * usual.resize_size[0] / usual.crop_size[0])]
     if size[0] != size[1]:
         changed.resize_size = changed.crop_size = list(size)
+    changed.resize_size = list(resize or changed.resize_size)
+    changed.interpolation = InterpolationMode(interpolation) if interpolation else changed.interpolation
     return changed
 
 

@@ -76,14 +76,14 @@ class BlackBox(nn.Module):
         way_out: str = "",
     ) -> None:
         super().__init__()
-        self._reason, self.way_out = reason, way_out
+        self._reason, self._way_out = reason, way_out
         # A module is called, not registered: camkit would look for layers in it.
         self.function = function.__call__ if isinstance(function, nn.Module) else function
         self._batch, self._sigmoid = batch, sigmoid
 
     def lacks(self, instead: str = "") -> str:
         """Return a sentence: why there are neither layers nor gradients, and what to do, for example ``instead``."""
-        ways = ", or ".join(way for way in (self.way_out, instead) if way)
+        ways = ", or ".join(way for way in (self._way_out, instead) if way)
         return f"{self._reason}; {ways}" if ways else self._reason
 
     def forward(self, images: Tensor) -> Any:
@@ -172,11 +172,14 @@ class HeatFile(FileBox):
         """Return the heat of a class for each picture.
 
         Raises:
-            RunError: the file failed.
+            RunError: the file failed, or its heat has another shape than its cells.
         """
         size = self._batch or len(pictures)
         parts = zip(pictures.float().cpu().split(size), torch.tensor(classes).split(size), strict=True)
-        return torch.cat([self._returned(*part)[1] for part in parts]).to(pictures.device)
+        heat = torch.cat([self._returned(*part)[1] for part in parts])
+        if heat.dim() != 3 or len(heat) != len(pictures) or tuple(map(len, self.places)) not in ((), heat.shape[1:]):
+            raise RunError(f"the file returned heat of shape {tuple(heat.shape)}, which is not that of its cells")
+        return heat.to(pictures.device)
 
 
 def _boxes(rows: Sequence[dict[str, Any]], count: int) -> list[dict[str, Tensor]]:
