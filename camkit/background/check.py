@@ -144,6 +144,9 @@ def check(
         'INCONCLUSIVE'
     """
     refuse_unknown_options(check, options, PlanOptions.__annotations__)
+    for name, path in {"out": out, "baseline": baseline, "card": card, **options}.items():
+        if path == "":  # from an unset variable; it would mean the current folder
+            raise InputError(f"{name} is empty; name a file or a folder, or leave {name} out")
     run = {"out": out, "baseline": baseline, "fail_on_worse": fail_on_worse, "inconclusive": inconclusive}
     options["config"] = as_settings(options.get("config")).with_options(
         named=_argument, run={**run, "resume": resume, "card": card}

@@ -67,11 +67,18 @@ def fill_with_texture(picture: Float[Tensor, "c h w"], hole: Bool[Tensor, "h w"]
     if rectangle is None:
         return fill_smoothly(picture, hole)
     left, top, right, bottom = rectangle
-    rows, columns = (
-        torch.from_numpy(np.pad(np.arange(start, end), (start, length - end), mode="symmetric"))
-        for length, start, end in ((hole.shape[0], top, bottom), (hole.shape[1], left, right))
-    )
+    rows, columns = _mirrored_indices(hole.shape[0], top, bottom), _mirrored_indices(hole.shape[1], left, right)
     return torch.where(hole, picture[:, rows][:, :, columns], picture)
+
+
+def _mirrored_indices(length: int, start: int, end: int) -> Tensor:
+    """Return, for each index of an axis, the index in start..end that shows there if both ends are mirrors.
+
+    np.pad(mode="symmetric") does the same, but not in NumPy 1.26 if the axis is several times as long as the span.
+    """
+    span = end - start
+    offsets = (torch.arange(length) - start) % (2 * span)
+    return start + torch.where(offsets < span, offsets, 2 * span - 1 - offsets)
 
 
 def largest_rectangle(hole: Bool[Tensor, "h w"]) -> tuple[int, int, int, int] | None:

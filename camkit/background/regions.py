@@ -509,6 +509,8 @@ def read_boxes(file: Path) -> Annotations:
         if columns is None:
             raise InputError(f"{file} needs columns for a picture and its box, such as path, xmin, ymin, xmax and ymax")
         for row in table:
+            if any(row.get(None, ())):
+                raise ValueError("it has more values than the header has columns")
             picture, category = (row.get(columns.get(name, "")) or "" for name in ("picture", "class"))
             sides = {name: float(row[at]) for name, at in columns.items() if name not in ("picture", "class")}
             left, top = (sides["left"], sides["top"]) if "left" in sides else (sides["x"], sides["y"])
@@ -568,7 +570,7 @@ def read_coco(file: Path) -> Annotations:
             outline: Any = row.get("segmentation") or None
             box = None
             if isinstance(outline, list):
-                outline = [list(map(float, part)) for part in outline if len(part) >= 6] or None
+                outline = [np.asarray_chkfinite(part, float).tolist() for part in outline if len(part) >= 6] or None
                 box = outline and _box_around(outline)
             elif outline is not None:
                 packed = isinstance(outline["counts"], str)

@@ -144,6 +144,8 @@ def load_model(
         >>> camkit.load_model("demo-fair", device="cpu").labels
         ('plane', 'ship', 'car', 'bird')
     """
+    if not isinstance(name, (str, Path)):
+        raise ModelError(f"the name of a model must be a string, not {type(name).__name__}")
     names = as_labels(labels)
     request = Request(
         str(name),

@@ -337,10 +337,10 @@ def _prepared(request: Request, name: str) -> Prepare:
     if request.size is not None:
         processor.size = dict(zip(("height", "width"), request.size, strict=True))
         processor.do_center_crop = False
-        if tuple(Prepare(processor)(Image.new("RGB", (160, 100))).shape[1:]) != request.size:
-            raise ModelError(
-                f"the image processor of {request.name} does not prepare pictures of another size; leave out size"
-            )
+        said = f"the image processor of {request.name} does not prepare pictures of another size; leave out size"
+        with as_error(ModelError, lambda _: said):
+            if tuple(Prepare(processor)(Image.new("RGB", (160, 100))).shape[1:]) != request.size:
+                raise ModelError(said)
     if request.mean is not None:
         processor.image_mean, processor.do_normalize = list(request.mean), True
     if request.std is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from numbers import Real
@@ -345,6 +346,13 @@ def _content(path: Path) -> Any:
     with as_error(ModelError, said), path.open("rb") as file:
         if file.read(9)[8:] == b"{":
             return load_file(path)
+        if zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as archive:
+                if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                    raise ModelError(  # a small file may unpack to more than the memory holds
+                        f"{path} is a compressed archive, as TorchScript is; save the weights with "
+                        "torch.save(model.state_dict(), ...)"
+                    )
         file.seek(0)
         return torch.load(file, map_location="cpu", weights_only=True)
 

@@ -325,7 +325,8 @@ def adapted(model: nn.Module, others: Any = None, picture: Any = None, output: s
     """Return a model that holds its other inputs and returns one of its outputs; the model itself if none is named.
 
     Raises:
-        InputError: ``others`` is not a dictionary of names, or the model has no such argument.
+        InputError: ``others`` is not a dictionary of names, ``picture`` is one of the others, or the model has no such
+            argument.
     """
     names = [] if others is None else others
     if others is not None and not (isinstance(others, Mapping) and all(isinstance(name, str) for name in others)):
@@ -334,6 +335,12 @@ def adapted(model: nn.Module, others: Any = None, picture: Any = None, output: s
         )
     if others is not None or picture is not None:
         parameters = inspect.signature(model.forward, follow_wrapped=False).parameters
+        first = picture or next(iter(parameters), None)
+        if first in names:
+            raise InputError(
+                f"{first!r} is the argument for the picture, but also among the other inputs; leave it out of inputs, "
+                "or name the picture's argument with picture=..."
+            )
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         for name in () if takes_any else [*names, *([picture] if picture else [])]:
             if name not in parameters:

@@ -433,12 +433,14 @@ def segment(target: int | str, mask: Any = None, *, everywhere: bool = False) ->
     Args:
         target: the index or the label of the class.
         mask: truth values (H, W) over the model's input; only the masked part of the output is explained.
-        everywhere: explain the whole output and ignore the mask. Without ``mask`` and ``everywhere``, the part where
-            the class is predicted is explained.
+        everywhere: explain the whole output. Without ``mask`` and ``everywhere``, the part where the class is predicted
+            is explained.
 
     Raises:
-        TargetError: the mask is not an array (H, W).
+        TargetError: the mask is not an array (H, W), or ``everywhere`` is given too.
     """
+    if everywhere and mask is not None:
+        raise TargetError("pass a mask or everywhere=True, not both")
     if everywhere:
         return SegmentTarget(target, torch.ones(1, 1, dtype=torch.bool), EVERYWHERE)
     if mask is None:

@@ -500,3 +500,9 @@ def test_init_takes_every_option_of_the_check_and_writes_it(project: Path, capsy
     assert (config.limits.gap, config.check.seed) == (0.4, 4)
     assert config.also_allowed("plane") == {"rider"}
     assert [waiver.name for waiver in config.waivers] == ["plane"]
+
+
+@pytest.mark.parametrize("name", ["out", "baseline", "card", "regions", "class_map", "config"])
+def test_an_empty_path_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"^{name} is empty; name a file or a folder"):
+        camkit.check("demo-fair", tmp_path, **{name: ""})

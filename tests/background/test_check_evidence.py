@@ -167,6 +167,16 @@ def test_tiling_uses_only_pixels_outside_the_hole():
     assert not set(filled[0, hole].tolist()) & set(picture[0, hole].tolist())
 
 
+@pytest.mark.parametrize(("start", "end"), [(7, 28), (98, 119), (175, 203)])
+def test_tiles_are_mirrored_again_and_again_up_to_the_borders(start, end):
+    picture, hole = torch.arange(224.0).expand(3, 224, 224), torch.ones(224, 224, dtype=torch.bool)
+    hole[:, start:end] = False
+
+    row = edits.fill_with_texture(picture, hole)[0, 0]
+
+    assert row.diff().abs().tolist() == [float((x - start) % (end - start) != 0) for x in range(1, 224)]
+
+
 def test_without_background_there_is_no_tiling():
     picture, hole = torch.rand(3, 64, 64), torch.ones(64, 64, dtype=torch.bool)
     hole[0] = False

@@ -806,7 +806,12 @@ NO_NAME = '"annotations": [{"image_id": 1, "category_id": 1, "bbox": [1, 1, 2, 2
 BROKEN: list[tuple[str, str | bytes, str]] = [
     *(
         ("instances.json", coco_text([row(**broken)]), COCO)
-        for broken in ({"bbox": [1, 2, 3]}, {"bbox": [1, 2, 3, float("nan")]}, {"segmentation": {"size": FULL}})
+        for broken in (
+            {"bbox": [1, 2, 3]},
+            {"bbox": [1, 2, 3, float("nan")]},
+            {"bbox": [1, 2, 3, 4], "segmentation": [[1, 2, 9, float("nan"), 9, 9]]},
+            {"segmentation": {"size": FULL}},
+        )
     ),
     *(("instances.json", text, COCO) for text in ("[]", b"\xff\xfe\x00\x81")),
     (
@@ -826,7 +831,7 @@ BROKEN: list[tuple[str, str | bytes, str]] = [
     *(("data.yaml", f"names: {names}", r"data\.yaml cannot be read") for names in ("[a", "cat", "{cat: dog}")),
     *(
         ("b.csv", f"xmin,ymin,xmax,ymax,path\n1,1,3,3,a.jpg\n{line}\n", LINE)
-        for line in ("1,2,three,4,a.jpg", "1,2,nan,4,a.jpg", "1,2,3,4", "1,2,3,4,/")
+        for line in ("1,2,three,4,a.jpg", "1,2,nan,4,a.jpg", "1,2,3,4", "1,2,3,4,/", "1,2,3,4,a.jpg,5")
     ),
     *(("b.csv", text, r"b\.csv") for text in ("", "path,xmin\n1,2\n", b"path,xmin,ymin,xmax,ymax\n\xff,1,2,3,4\n")),
 ]

@@ -594,6 +594,8 @@ def test_a_shell_names_the_option_that_chooses_an_output(tmp_path, capsys):
         ({"inputs": "age"}, "dictionary"),
         ({"inputs": torch.ones(2, 1)}, "dictionary"),
         ({"inputs": {0: 1}}, "dictionary"),
+        ({"inputs": {"x": torch.ones(1), "age": torch.ones(1, 1)}}, "'x' is the argument for the picture"),
+        ({"picture": "x", "inputs": {"x": 1}}, "among the other inputs"),
         ({"inputs": {"ages": 1}}, "no argument 'ages'; it has x, age; did you mean 'age'"),
         ({"inputs": {"age": torch.ones(1, 1)}, "picture": "image"}, "no argument 'image'; it has x, age"),
     ],

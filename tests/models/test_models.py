@@ -234,8 +234,15 @@ def test_the_content_of_a_file_tells_its_format(tmp_path, ending):
         save(state, path)
         assert same_weights(load_model("demo-fair", path, "cpu").module, state)
     torch.jit.trace(features_and_head(), torch.zeros(1, 3, 8, 8)).save(path)
-    with refused("save a state dict"):
+    with refused("compressed archive, as TorchScript is"):
         load_model("demo-fair", path, "cpu")
+
+
+def test_a_model_is_named_by_a_string_or_a_path(tmp_path):
+    with refused("the name of a model must be a string, not SceneNet"):
+        load_model(load_model("demo-fair", device="cpu").module)
+    (tmp_path / "m.py").write_text("import torch\ndef make(): return torch.nn.Identity()\n")
+    assert isinstance(load_model(tmp_path / "m.py:make", device="cpu").module, torch.nn.Identity)
 
 
 DAMAGED: dict[str, Callable[[bytes], bytes]] = {

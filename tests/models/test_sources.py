@@ -228,8 +228,10 @@ def test_a_classifier_of_flattened_patches_gets_pictures_in_their_own_shape(pict
     assert found.raw.shape == tuple(inputs["spatial_shapes"][0].tolist())
     assert list(found.box) == pytest.approx([0, 0, *image.size], abs=3)
 
-    with refused("does not prepare pictures of another size"):
-        load_model(str(tmp_path), size=64)
+    for save in ((lambda _: None), transformers.ConvNextImageProcessor().save_pretrained):
+        save(tmp_path)
+        with refused("does not prepare pictures of another size"):
+            load_model(str(tmp_path), size=64)
 
 
 @pytest.mark.extended

@@ -497,6 +497,11 @@ def test_labels_come_in_any_order_that_says_which_is_which(net, images, labels):
     assert explain(net, images, 1, labels=labels)[0].label == "dog"
 
 
+def test_a_segment_is_inside_a_mask_or_everywhere():
+    with pytest.raises(TargetError, match="pass a mask or everywhere=True, not both"):
+        t.segment(0, np.ones((4, 4), bool), everywhere=True)
+
+
 @pytest.fixture
 def unchecked_types(request: pytest.FixtureRequest) -> None:
     """Skip a test of wrong types where ``--types`` refuses them before camkit does."""
