@@ -352,6 +352,7 @@ def command(home: str) -> Callable[[Callable[..., None]], Callable[..., int | No
 
 _OF_CONFIG: dict[tuple[str, ...], tuple[str, ...]] = {
     **dict.fromkeys([(), ("explain",)], ("explain",)),
+    ("export",): ("explain",),
     ("diagnose",): ("diagnose",),
     **dict.fromkeys([("check",), ("check", "init")], ("data", "check", "limits", "run")),
     ("mend",): ("data", "check", "mend"),

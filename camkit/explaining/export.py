@@ -38,6 +38,7 @@ from camkit.layers.names import Layers
 from camkit.layers.places import SCENES
 from camkit.methods.runs import CHANGES, signed_maps
 from camkit.models.loaded import Loadable, are_shares, preset
+from camkit.models.modules import refuse_black_box
 from camkit.options import ExplainerOptions
 from camkit.targets.scores import Scores, Target, final_activation, logits_of
 from camkit.types import ImageLike, Preprocess
@@ -111,6 +112,7 @@ def export(
     if target not in ("best", "input"):
         raise InputError(f"target must be 'best' or 'input', not {target!r}")
     explainer = Explainer(model, target_layer, **options)
+    refuse_black_box(explainer.model)
     if explainer.choices.options["smooth"] or explainer.choices.options["precision"] != "fp32":
         raise InputError("an exported file runs the model once, in fp32; leave out smooth and precision")
     if explainer.method.one_by_one:
@@ -131,8 +133,8 @@ def export(
     stated = {} if preprocess is None or not scale else _preparation(preprocess, (size[0], size[1]), scale)
     if preprocess is not None and not stated:
         warnings.warn(
-            "the file cannot say how to prepare pictures, because the model's preprocessing does more than resize, crop "
-            "and normalise them",
+            "the file cannot say how to prepare pictures: the model's preprocessing does more than resize, crop and "
+            "normalise",
             stacklevel=2,
         )
     if normalise:
@@ -153,6 +155,8 @@ def export(
         given["target"] = (scores.argmax(1) + 1) % scores.shape[1]
     with guarded(explainer.model):  # so the traced passes need not save and restore the model
         graph, given = _graph(run, given)
+    usual = "sigmoid" if scored.classes == 1 else "softmax"
+    activation = "none" if scored.final else explainer._loaded.activation or usual
     facts = {
         "camkit": version("camkit"),
         "method": ran.method.name,
@@ -161,10 +165,8 @@ def export(
         "places": maps[0].placement.positions,
         "batch": "any" if len(given["image"]) > 1 else "1",
         "imgsz": list(size),
-        "activation": "none"
-        if scored.final
-        else explainer.activation or ("sigmoid" if scored.classes == 1 else "softmax"),
-        **({"final": scored.final} if scored.final else {}),
+        "activation": activation,
+        "final": scored.final,
         **stated,
         **({} if explainer.labels is None else {"names": dict(enumerate(explainer.labels))}),
     }
@@ -214,17 +216,16 @@ def _normalisation(preprocess: Preprocess) -> dict[str, list[float]]:
     )
     values = {"mean": -black / (white - black), "std": 1 / (white - black)}
     found = {name: [round(float(each), 6) for each in value] for name, value in values.items()}
-    is_all = torch.allclose(red, torch.stack([white[:1], black[1:2], black[2:]]).flatten(), atol=1e-4)
-    return (
-        found if is_all and all(are_shares(each, least) for each, least in zip(found.values(), (-math.inf, 0))) else {}
-    )
+    is_all = torch.allclose(red, torch.cat([white[:1], black[1:]]), atol=1e-4)
+    is_known = is_all and are_shares(found["mean"], -math.inf) and are_shares(found["std"], 0)
+    return found if is_known else {}
 
 
 def _preparation(preprocess: Preprocess, size: tuple[int, int], scale: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the file says of a preprocessing: mean, deviation, and how pictures are resized before the crop.
 
-    As in torchvision, one number is the length of the shorter side, and two are height and width. Nothing is said if that
-    does not prepare a drawn scene in the same way.
+    As in torchvision, one number is the length of the shorter side, and two are height and width. The file says nothing
+    if that does not prepare a drawn scene in the same way.
     """
     view = CropBoxes().view(preprocess, (640, 480), (size[1], size[0]))
     if view is None:

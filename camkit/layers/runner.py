@@ -97,7 +97,7 @@ class Runner:
         method, layers = ran.method, ran.layers
         if method.reads_attention:
             method, layers = self._settled(method, (), inputs)
-        memory, refs = self.memory, tuple(layer.ref for layer in layers)
+        memory, refs = self.memory, tuple(layer.ref for layer in layers if layer.ref != WHOLE_MODEL.ref)
         modules = memory.selected(refs) if refs else {}
         layouts = memory.placed([layer for layer in layers if layer.size], inputs[:1], self.options["spread"])
 

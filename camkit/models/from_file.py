@@ -275,7 +275,7 @@ def _facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
         if (
             isinstance(sides, list)
             and len(sides) in lengths
-            and all(isinstance(each, int) and each > 0 for each in sides)
+            and all(isinstance(each, int) and 0 < each <= 1 << 14 for each in sides)
         ):
             facts[name] = tuple(sides)
     if values.get("interpolation") in ("bilinear", "bicubic"):
