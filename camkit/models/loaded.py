@@ -171,7 +171,8 @@ class Request:
         parts: dict[str, Any] = {**known, **self.changes}
         missing = [name for name in ("size", "mean", "std") if name not in parts]
         if not missing:
-            return cast("Preprocess", preset(**parts))
+            how = {name: parts.get(name) for name in ("resize", "interpolation")}
+            return cast("Preprocess", preset(parts["size"], parts["mean"], parts["std"], **how))
         if self.changes:
             raise ModelError(
                 f"{self.name} does not say how its pictures are prepared; name {' and '.join(missing)} too (if it was "

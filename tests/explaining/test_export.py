@@ -11,17 +11,21 @@ import numpy as np
 import pytest
 import torch
 from networks import classifier
+from PIL import Image
 from refusals import refused
 from torch import Tensor, nn
 from torch.nn import functional
+from torchvision.transforms import Compose, InterpolationMode, PILToTensor
+from torchvision.transforms._presets import ImageClassification
 
 import camkit
 from camkit.cli import main
-from camkit.errors import InputError, MethodError, ModelError
+from camkit.errors import InputError, LayerError, MethodError, ModelError, RunError
 from camkit.models import LoadedModel
 
 pytest.importorskip("onnxscript")
 
+import onnx
 import onnxruntime
 
 SCENE = camkit.scenes.scene_paths()["plane-sky"]
@@ -114,11 +118,67 @@ def test_the_file_of_a_loaded_model_gives_the_same_explanation(suffix: str, tmp_
 
 def test_a_file_that_normalises_takes_the_pixels(tmp_path: Path) -> None:
     model = LoadedModel(small(), "small", lambda picture: torch.tensor(np.array(picture)).movedim(2, 0) / 255 * 4 - 2)
-    camkit.export(model, tmp_path / "heat.onnx", "2", img=np.zeros((SIDE, SIDE, 3), np.uint8), normalise=True)
+    with pytest.warns(UserWarning, match="cannot say how to prepare pictures"):  # it does not resize them
+        camkit.export(model, tmp_path / "heat.onnx", "2", img=np.zeros((SIDE, SIDE, 3), np.uint8), normalise=True)
     pixels = torch.randint(0, 256, (2, 3, SIDE, SIDE)).float()
     right = grad_cam(model.module, pixels / 255 * 4 - 2, "2", None)
     for found, expected in zip(returned(tmp_path / "heat.onnx", pixels), right, strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_a_photo_is_prepared_as_the_model_prepares_it(interpolation: str, tmp_path: Path) -> None:
+    options = {"crop_size": SIDE, "resize_size": 40, "interpolation": InterpolationMode(interpolation)}
+    own = {"preprocess": ImageClassification(**options), "activation": "sigmoid"}
+    model, photo = small(), Image.open(SCENE).resize((150, 99))
+    facts = camkit.export(model, tmp_path / "heat.onnx", img=photo, **own)
+    assert (facts["resize"], facts["interpolation"], facts["activation"]) == ("[40]", interpolation, "sigmoid")
+    right, found = camkit.explain(model, photo, **own), camkit.explain(str(tmp_path / "heat.onnx"), photo)
+    assert (found.target, found.box) == (right.target, right.box)
+    assert found.probability == pytest.approx(right.probability, abs=1e-6)
+    np.testing.assert_allclose(found.heatmap, right.heatmap, atol=1e-4)
+
+
+@pytest.mark.parametrize("end", [nn.Softmax(1), nn.Sigmoid(), nn.LogSoftmax(1)])
+def test_scores_that_are_probabilities_are_read_as_such(end: nn.Module, tmp_path: Path) -> None:
+    model, image = nn.Sequential(*small(), end), pictures(1)[0]
+    camkit.export(model, tmp_path / "heat.onnx", img=image)
+    right, found = camkit.explain(model, image), camkit.explain(str(tmp_path / "heat.onnx"), image)
+    assert found.probability == pytest.approx(right.probability, abs=1e-6)
+
+
+def test_colours_in_another_order_are_not_taken_for_rgb(tmp_path: Path) -> None:
+    bgr = Compose([PILToTensor(), lambda pixels: pixels[[2, 1, 0]].float() / 255])
+    with pytest.warns(UserWarning, match="cannot say how to prepare pictures"):
+        facts = camkit.export(
+            small(), tmp_path / "heat.onnx", img=Image.open(SCENE).resize((SIDE, SIDE)), preprocess=bgr
+        )
+    assert not {"mean", "std", "resize"} & facts.keys()
+
+
+@pytest.mark.parametrize(("key", "value"), [("places", "[[1, 2], [1, 2]]"), ("places", "[[2, 1]]"), ("places", "no")])
+def test_a_damaged_file_is_one_sentence(key: str, value: str, tmp_path: Path) -> None:
+    camkit.export("demo-fair", tmp_path / "heat.onnx")
+    graph = onnx.load(tmp_path / "heat.onnx")
+    next(each for each in graph.metadata_props if each.key == key).value = value
+    onnx.save(graph, tmp_path / "heat.onnx")
+    with refused("its cells", (ModelError, RunError)):
+        camkit.explain(str(tmp_path / "heat.onnx"), SCENE)
+
+
+@pytest.mark.extended
+def test_a_check_of_the_file_is_that_of_its_model(tmp_path: Path) -> None:
+    config = {"check": {"per_class": 4, "pastes": 1}}
+    results = []
+    camkit.export("demo-biased", tmp_path / "any.onnx", target="input")
+    camkit.export("demo-biased", tmp_path / "best.onnx")
+    for model in ("demo-biased", tmp_path / "any.onnx", tmp_path / "best.onnx"):
+        results.append(camkit.check(str(model), camkit.scenes.labelled_scenes(), config=config))
+    own, found, best = (result.to_dict() for result in results)
+    assert own["verdict"] == found["verdict"] == best["verdict"]
+    energies = [[row["energy"] for row in each["images"]] for each in (own, found)]
+    np.testing.assert_allclose(*energies, atol=1e-3)
+    assert all(row["energy"] is None for row in best["images"])
 
 
 class Decides(nn.Module):
@@ -204,11 +264,13 @@ def test_what_cannot_be_exported_is_one_sentence_and_no_file(
     ("options", "kind", "said"),
     [
         ({"path": "heat.engine"}, InputError, "export writes .onnx and .pt2 files, not 'heat.engine'"),
+        ({"target": 3}, InputError, "target must be 'best' or 'input', not 3"),
+        ({"model": small().half(), "img": pictures(1)[0].half()}, InputError, "in float32, not of torch.float16"),
         ({"method": "scorecam"}, MethodError, "method 'scorecam' runs the model many times, but"),
         ({"smooth": "augment"}, InputError, "leave out smooth and precision"),
         ({"normalise": True}, InputError, "normalise needs the model's mean and standard deviation"),
         ({"target_layer": ["2", "4"]}, InputError, "name only one layer"),
-        ({"model": camkit.black_box(lambda images: images.mean((2, 3)))}, MethodError, "runs the model many times"),
+        ({"model": camkit.black_box(lambda images: images.mean((2, 3)))}, LayerError, "neither layers nor gradients"),
     ],
 )
 def test_a_wrong_call_is_one_sentence(options: dict[str, Any], kind: type[InputError], said: str) -> None:

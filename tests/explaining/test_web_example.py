@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 from torch.nn import functional
 from torchvision.transforms import v2
+from torchvision.transforms._presets import ImageClassification
 
 import camkit
 
@@ -30,6 +31,9 @@ onnx = pytest.importorskip("onnx")
 Opened: TypeAlias = Callable[..., "Page"]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCENES = camkit.scenes.scene_paths()
+BICUBIC = ImageClassification(
+    crop_size=128, resize_size=146, mean=(0.45, 0.47, 0.47), std=(0.25,) * 3, interpolation=v2.InterpolationMode.BICUBIC
+)
 WIDE = v2.Compose([v2.ToImage(), v2.Resize((96, 160)), v2.ToDtype(torch.float32, scale=True)])
 """Resizes the whole picture, as camkit does for models whose input is not square."""
 
@@ -124,16 +128,16 @@ class Case:
     tolerance: float = 1e-4
 
 
-@pytest.fixture(scope="module", params=["normalised", "evenly spread", "wide", "photo"])
+@pytest.fixture(scope="module", params=["normalised", "evenly spread", "wide", "photo", "bicubic"])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    """Return a case; the pictures have the input's size, except for the photo."""
+    """Return a case; the pictures have the input's size, except for the photos."""
     folder, kind = tmp_path_factory.mktemp("case"), request.param
     file, picture, size = folder / "heat.onnx", folder / "picture.png", (160, 96) if kind == "wide" else (128, 128)
     Image.open(SCENES["car-sea"]).resize(size).save(picture)
-    if kind == "photo":
+    if kind in ("photo", "bicubic"):
         picture = tall_photo(folder)
-    model = camkit.load_model("demo-biased", device="cpu").module if kind == "wide" else "demo-biased"
-    options = {"preprocess": WIDE} if kind == "wide" else {}
+    options = {"wide": {"preprocess": WIDE}, "bicubic": {"preprocess": BICUBIC, "activation": "sigmoid"}}.get(kind, {})
+    model = camkit.load_model("demo-biased", device="cpu").module if options else "demo-biased"
     camkit.export(model, file, normalise=kind == "normalised", img=picture, **options)
     own = camkit.explain(model, picture, **options)
     if kind != "evenly spread":
@@ -149,6 +153,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_the_page_computes_what_camkit_computes(opened: Opened, case: Case) -> None:
     page = opened(case.file, case.picture)
     assert page.evaluate("window.result.class") == case.own.target
+    assert page.locator("#answer small").text_content() == f"{case.own.probability:.1%}"
     assert np.abs(heat_in(page) - case.heat.ravel()).max() < case.tolerance
 
 
