@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -88,7 +89,16 @@ def on_cluster(source: Model, pool: Pool, loaded: LoadedModel) -> Cluster:
 @contextlib.contextmanager
 def events_into(folder: Path | None) -> Iterator[SummaryWriter | None]:
     """Open a writer of TensorBoard event files before anything is computed; yield None if there is no folder."""
-    with contextlib.nullcontext() if folder is None else opened(folder) as events:
+    usual_hook = threading.excepthook
+
+    def hook(failed: threading.ExceptHookArgs) -> None:
+        """Pass on all but what TensorBoard's own thread fails to write: closing the events reports that."""
+        is_writer = type(failed.thread).__module__.startswith("tensorboard.")
+        if not (is_writer and isinstance(failed.exc_value, OSError)):
+            usual_hook(failed)
+
+    writer = contextlib.nullcontext() if folder is None else opened(folder)
+    with mock.patch.object(threading, "excepthook", hook), writer as events:
         yield events
 
 
@@ -176,12 +186,13 @@ def _report(rows: Run, job: Job, progress: Progress, events: Any, logged: list[t
 
     With ``--log-to``, the first rows are added to ``logged``, each with its tag; those of videos are left out. If the
     rows go into a table, only errors are printed as text. An error that several pictures have is printed once and
-    counted below the rows. A summary follows.
+    counted below the rows. A summary follows. A failure to write TensorBoard's events is raised after it.
     """
     results, start, code = job.results, time.perf_counter(), 0
     found: Counter[str] = Counter()  # "images" counts the frames of videos too
     errors: dict[str, tuple[str, int]] = {}  # for each error, the first picture with it, and how many have it
     last = explained = ""  # the rows of a picture follow each other
+    unwritten: OutputError | None = None
     if results.csv:
         emit(",".join(_COLUMNS))
     try:
@@ -203,8 +214,11 @@ def _report(rows: Run, job: Job, progress: Progress, events: Any, logged: list[t
                         tag = f"explain/{row.name.with_suffix('').as_posix()}"
                         if results.log_to and len(logged) < 200:  # the help names this number
                             logged.append((tag, row.explanation.logged(**row.drawing)))
-                        if events is not None:
-                            camkit.tensorboard.write_explanation(row.explanation, events, tag=tag, **row.drawing)
+                        try:
+                            if events is not None and unwritten is None:
+                                camkit.tensorboard.write_explanation(row.explanation, events, tag=tag, **row.drawing)
+                        except OutputError as error:
+                            unwritten = error
                     elif "error" in row.video:
                         code = max(code, InputError.exit_code)
                 _print(row, results, is_repeated=is_repeated)
@@ -215,6 +229,8 @@ def _report(rows: Run, job: Job, progress: Progress, events: Any, logged: list[t
         many = f"{finished} picture{'s are' if finished != 1 else ' is'} finished"
         raise KeyboardInterrupt(f"{many}; {further}") from error
     _summarise(found, errors, job, rows, time.perf_counter() - start)
+    if unwritten is not None:
+        raise unwritten
     return code
 
 
