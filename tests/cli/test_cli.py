@@ -184,8 +184,11 @@ class TestInstalled:
         with Path("/dev/full").open("w") as full:
             done = subprocess.run(command, check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300)
             wrong = subprocess.run([CAMKIT, "check", ""], check=False, stderr=full, timeout=300)
-        assert done.returncode == 2
-        assert "camkit: the output cannot be written: No space left on device; earlier rows are kept" in done.stderr
+            text = [CAMKIT, "layers", "--model", "demo-fair"]
+            table = subprocess.run(text, check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300)
+        assert done.returncode == table.returncode == 2
+        for said in (done.stderr, table.stderr):
+            assert "camkit: the output cannot be written: No space left on device; earlier rows are kept" in said
         assert wrong.returncode == 2, "an error that cannot be printed keeps its exit code"
 
     @pytest.mark.extended
