@@ -141,22 +141,24 @@ def mask_on_input(file: Path, pictures: Sequence[Path], preprocess: Preprocess |
 
 
 class Progress:
-    """Shows how many pictures are finished and the time left, as a bar on a terminal.
+    """Shows how many pictures are finished and the time left: as a bar on a terminal, elsewhere as a line each minute.
 
     A thread counts the pictures meanwhile, since listing a large folder takes a while. A second bar shows the many
     passes that some methods need for one picture.
     """
 
-    def __init__(self, pictures: Pictures) -> None:
+    def __init__(self, pictures: Pictures, *, with_lines: bool) -> None:
         console = QuietConsole(stderr=True)
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
         shown = console.is_terminal and not TALK.quiet
         self._bars = Bars(*columns, console=console, transient=True, disable=not shown)
+        self._has_lines = with_lines and not shown and not TALK.quiet
         # Three pictures are explained before a progress bar would be read
-        is_long = shown and len(pictures.first(4)) > 3
+        is_long = (shown or self._has_lines) and len(pictures.first(4)) > 3
         self._bar = self._bars.add_task("pictures", total=None, visible=is_long)
         self._passes = self._bars.add_task("changed pictures", total=None, visible=False)
         self._count = lambda: self._bars.update(self._bar, total=pictures.count())
+        self._printed = time.perf_counter()
 
     def __enter__(self) -> Progress:
         """Begin to show it."""
@@ -179,6 +181,10 @@ class Progress:
     def update(self, finished: int) -> None:
         """Show how many pictures are finished."""
         self._bars.update(self._bar, completed=finished)
+        # Where there is no terminal for a bar, a line on the progress of a long run is printed this often
+        if self._has_lines and time.perf_counter() - self._printed > 60.0:
+            self._printed, total = time.perf_counter(), self._bars.tasks[self._bar].total
+            say(f"{finished:,} pictures" + ("" if total is None else f" of {total:,.0f}"))
 
 
 def _report(rows: Run, job: Job, progress: Progress, events: Any, logged: list[tuple[str, dict[str, Any]]]) -> int:
@@ -378,7 +384,7 @@ def explain(
         loaded = load(source)
         cluster = None if pool is None else on_cluster(source, pool, loaded)
         device = device_of(loaded.module) if pool is None else pool.device
-        progress = Progress(files)
+        progress = Progress(files, with_lines=tabled and not TALK.verbose)
         mask = None if targets.mask is None else mask_on_input(targets.mask, files.first(2), loaded.preprocess)
         boxes = [camkit.targets.boxes()] if loaded.detects else None
         how = replace(how, precision=_precision(how, device))
