@@ -574,8 +574,10 @@ def _numbers(given: np.ndarray | Tensor) -> Float[Tensor, "..."]:
         return given.detach().to("cpu", torch.float32)
     if isinstance(given, np.ndarray) and given.dtype.kind in "biuf":
         return torch.from_numpy(np.array(given, np.float32))  # a copy: PyTorch takes no mirrored or big-endian array
-    kind = getattr(given, "dtype", type(given).__name__)
-    raise InputError(f"a map is an explanation or an array of real numbers, and a region is such an array, not {kind}")
+    raise InputError(
+        "a map is an explanation or an array of real numbers, and a region is such an array, not "
+        f"{getattr(given, 'dtype', type(given).__name__)}"
+    )
 
 
 def _of_explanation(explanation: Explanation, explainer: Explainer, target: Target) -> Heat:
@@ -773,8 +775,9 @@ def find_metric(name: str) -> Metric:
     """
     if isinstance(name, str) and name in METRICS:
         return METRICS[name]
-    hint = did_you_mean(str(name), METRICS)
-    raise InputError(f"unknown metric {name!r}{hint or '; choose from ' + ', '.join(METRICS)}")
+    raise InputError(
+        f"unknown metric {name!r}{did_you_mean(str(name), METRICS) or '; choose from ' + ', '.join(METRICS)}"
+    )
 
 
 # --- what metrics return
