@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -163,10 +164,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BaseException as error:  # uncaught, it would end the program with 1, which means FAIL
         if TALK.verbose or os.environ.get("CAMKIT_TRACEBACK"):
             print_traceback(error)
-        message = str(TracebackException(type(error), error, None))  # even if the user's class fails to make one
-        what = f"{type(error).__name__}: {''.join(message.splitlines()[:1])}"
-        fail(f"the model or the program failed{own_place(error)}: {what} (CAMKIT_TRACEBACK=1 shows where)")
-        return CamkitError.exit_code
+        is_full = getattr(error, "errno", None) == errno.ENOSPC
+        if is_full:
+            fail("the output cannot be written: No space left on device; earlier rows are kept")
+        else:
+            message = str(TracebackException(type(error), error, None))  # even if the user's class fails to make one
+            what = f"{type(error).__name__}: {''.join(message.splitlines()[:1])}"
+            fail(f"the model or the program failed{own_place(error)}: {what} (CAMKIT_TRACEBACK=1 shows where)")
+        return OutputError.exit_code if is_full else CamkitError.exit_code
     return result if isinstance(result, int) else 0
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -88,7 +89,16 @@ def on_cluster(source: Model, pool: Pool, loaded: LoadedModel) -> Cluster:
 @contextlib.contextmanager
 def events_into(folder: Path | None) -> Iterator[SummaryWriter | None]:
     """Open a writer of TensorBoard event files before anything is computed; yield None if there is no folder."""
-    with contextlib.nullcontext() if folder is None else opened(folder) as events:
+    usual_hook = threading.excepthook
+
+    def hook(failed: threading.ExceptHookArgs) -> None:
+        """Pass on all but what TensorBoard's own thread fails to write: closing the events reports that."""
+        is_writer = type(failed.thread).__module__.startswith("tensorboard.")
+        if not (is_writer and isinstance(failed.exc_value, OSError)):
+            usual_hook(failed)
+
+    writer = contextlib.nullcontext() if folder is None else opened(folder)
+    with mock.patch.object(threading, "excepthook", hook), writer as events:
         yield events
 
 
@@ -131,22 +141,24 @@ def mask_on_input(file: Path, pictures: Sequence[Path], preprocess: Preprocess |
 
 
 class Progress:
-    """Shows how many pictures are finished and the time left, as a bar on a terminal.
+    """Shows how many pictures are finished and the time left: as a bar on a terminal, elsewhere as a line each minute.
 
     A thread counts the pictures meanwhile, since listing a large folder takes a while. A second bar shows the many
     passes that some methods need for one picture.
     """
 
-    def __init__(self, pictures: Pictures) -> None:
+    def __init__(self, pictures: Pictures, *, with_lines: bool) -> None:
         console = QuietConsole(stderr=True)
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
         shown = console.is_terminal and not TALK.quiet
         self._bars = Bars(*columns, console=console, transient=True, disable=not shown)
+        self._has_lines = with_lines and not shown and not TALK.quiet
         # Three pictures are explained before a progress bar would be read
-        is_long = shown and len(pictures.first(4)) > 3
+        is_long = (shown or self._has_lines) and len(pictures.first(4)) > 3
         self._bar = self._bars.add_task("pictures", total=None, visible=is_long)
         self._passes = self._bars.add_task("changed pictures", total=None, visible=False)
         self._count = lambda: self._bars.update(self._bar, total=pictures.count())
+        self._printed = time.perf_counter()
 
     def __enter__(self) -> Progress:
         """Begin to show it."""
@@ -169,6 +181,10 @@ class Progress:
     def update(self, finished: int) -> None:
         """Show how many pictures are finished."""
         self._bars.update(self._bar, completed=finished)
+        # Where there is no terminal for a bar, a line on the progress of a long run is printed this often
+        if self._has_lines and time.perf_counter() - self._printed > 60.0:
+            self._printed, total = time.perf_counter(), self._bars.tasks[self._bar].total
+            say(f"{finished:,} pictures" + ("" if total is None else f" of {total:,.0f}"))
 
 
 def _report(rows: Run, job: Job, progress: Progress, events: Any, logged: list[tuple[str, dict[str, Any]]]) -> int:
@@ -176,12 +192,13 @@ def _report(rows: Run, job: Job, progress: Progress, events: Any, logged: list[t
 
     With ``--log-to``, the first rows are added to ``logged``, each with its tag; those of videos are left out. If the
     rows go into a table, only errors are printed as text. An error that several pictures have is printed once and
-    counted below the rows. A summary follows.
+    counted below the rows. A summary follows. A failure to write TensorBoard's events is raised after it.
     """
     results, start, code = job.results, time.perf_counter(), 0
     found: Counter[str] = Counter()  # "images" counts the frames of videos too
     errors: dict[str, tuple[str, int]] = {}  # for each error, the first picture with it, and how many have it
     last = explained = ""  # the rows of a picture follow each other
+    unwritten: OutputError | None = None
     if results.csv:
         emit(",".join(_COLUMNS))
     try:
@@ -203,8 +220,11 @@ def _report(rows: Run, job: Job, progress: Progress, events: Any, logged: list[t
                         tag = f"explain/{row.name.with_suffix('').as_posix()}"
                         if results.log_to and len(logged) < 200:  # the help names this number
                             logged.append((tag, row.explanation.logged(**row.drawing)))
-                        if events is not None:
-                            camkit.tensorboard.write_explanation(row.explanation, events, tag=tag, **row.drawing)
+                        try:
+                            if events is not None and unwritten is None:
+                                camkit.tensorboard.write_explanation(row.explanation, events, tag=tag, **row.drawing)
+                        except OutputError as error:
+                            unwritten = error
                     elif "error" in row.video:
                         code = max(code, InputError.exit_code)
                 _print(row, results, is_repeated=is_repeated)
@@ -215,6 +235,8 @@ def _report(rows: Run, job: Job, progress: Progress, events: Any, logged: list[t
         many = f"{finished} picture{'s are' if finished != 1 else ' is'} finished"
         raise KeyboardInterrupt(f"{many}; {further}") from error
     _summarise(found, errors, job, rows, time.perf_counter() - start)
+    if unwritten is not None:
+        raise unwritten
     return code
 
 
@@ -362,7 +384,7 @@ def explain(
         loaded = load(source)
         cluster = None if pool is None else on_cluster(source, pool, loaded)
         device = device_of(loaded.module) if pool is None else pool.device
-        progress = Progress(files)
+        progress = Progress(files, with_lines=tabled and not TALK.verbose)
         mask = None if targets.mask is None else mask_on_input(targets.mask, files.first(2), loaded.preprocess)
         boxes = [camkit.targets.boxes()] if loaded.detects else None
         how = replace(how, precision=_precision(how, device))

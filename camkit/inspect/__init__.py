@@ -4,3 +4,6 @@ from camkit.inspect.diagnosis import Diagnosis as Diagnosis
 from camkit.inspect.diagnosis import diagnose as diagnose
 from camkit.inspect.feature_maps import Concepts as Concepts
 from camkit.inspect.feature_maps import factorise as factorise
+from camkit.inspect.findings import Finding as Finding
+from camkit.inspect.layer_statistics import LayerStatistics as LayerStatistics
+from camkit.inspect.layer_statistics import TensorStatistics as TensorStatistics

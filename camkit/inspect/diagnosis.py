@@ -273,9 +273,22 @@ def score_for(loss: Callable[..., Tensor] | None, labels: Any, module: nn.Module
 
     Without a loss, that is the usual loss if there are labels, and otherwise the mean of the best class's score; for
     maps of scores, the mean over their cells too.
+
+    Raises:
+        InputError: the loss is not a function, or the labels are not numbers.
     """
+    if loss is not None and (isinstance(loss, type) or not callable(loss)):
+        raise InputError(
+            "loss must be a function of the output, and of the labels if you pass any, such as torch.nn.MSELoss(), not "
+            f"{loss!r}"
+        )
     if labels is not None and not isinstance(labels, (Tensor, dict)):
-        labels = torch.as_tensor(np.asarray(labels))
+        unfit = (
+            "labels must be numbers, such as class indices; for others, leave them out and pass loss=, a function of "
+            "the output alone"
+        )
+        with as_error(InputError, lambda _: unfit):
+            labels = torch.as_tensor(np.asarray(labels))
     labels = labels.to(device_of(module)) if isinstance(labels, Tensor) else labels
 
     def score(output: Any) -> tuple[Tensor | None, str]:

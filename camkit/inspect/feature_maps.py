@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 import torch
@@ -81,7 +81,12 @@ class FeatureMaps(OfLayer):
 
         Returns:
             A picture, height x width x 3, uint8 RGB.
+
+        Raises:
+            InputError: an unknown scale.
         """
+        if scale not in get_args(MapScale):
+            raise InputError(f"scale must be {' or '.join(map(repr, get_args(MapScale)))}, not {scale!r}")
         maps = np.nan_to_num(self.maps, nan=0.0, posinf=0.0, neginf=0.0)
         peaks = np.abs(maps).max(axis=(1, 2), initial=0.0)
         limits = peaks if scale == "each" else np.full_like(peaks, peaks.max(initial=0.0))
@@ -437,6 +442,8 @@ def factorise(
             f"{concepts} concepts are too many: layer {str(layer)!r} has {cells.shape[1]} channels, and "
             f"{cells.shape[0]} cells in all pictures, so at most {most} can be told apart"
         )
+    if not bool(cells.isfinite().all()):
+        raise LayerError(f"the feature maps of layer {str(layer)!r} hold NaN or infinite values")
     strengths, vectors = factorise_cells(cells, concepts)
     chances = class_probabilities(loaded.module, layer, image, vectors, loaded.activation)
     if chances is not None and loaded.labels is not None and len(loaded.labels) != chances.shape[1]:

@@ -19,7 +19,6 @@ from camkit.errors import ImageError, InputError, LayerError, MethodError, Outpu
 from camkit.explaining.explainer import Explainer
 from camkit.explaining.explanation import Explanation, finite_or_none
 from camkit.images.files import check_folder, write_picture
-from camkit.images.prepare import source_of
 from camkit.images.read import open_picture
 from camkit.kit.wording import counted
 from camkit.layers.names import Layers, find_layers, named_layers
@@ -28,7 +27,7 @@ from camkit.metrics.evaluator import Evaluator, Metric, OfModel, UndefinedError,
 from camkit.models import black_box_in
 from camkit.models.loaded import Loadable
 from camkit.tables import Rows, markdown_table
-from camkit.targets import TargetLike
+from camkit.targets import TargetLike, as_targets
 from camkit.targets.scores import label_of
 from camkit.types import ImageLike, Opacity, Pixels, Progress
 
@@ -325,6 +324,7 @@ def compare(
         <Comparison of 2 methods on 1 picture>
     """
     explainer, chosen = prepared(model, methods, DEFAULTS, options)
+    as_targets(target, explainer.labels)  # refuses an unknown label before pictures are read
     judged_by = find_metric(metric)
     if judged_by.needs_region:
         raise InputError(
@@ -369,11 +369,13 @@ def for_each_picture(
         progress: ``progress(done, of)`` is called after each picture.
 
     Raises:
-        InputError: there is no picture, or none can be used.
+        InputError: there is no picture, or none can be used; the error of the first.
     """
     used, unreadable = 0, dict[str, str]()
+    refused: Exception = ImageError("the list of pictures is empty")
     for done, (number, picture) in enumerate(pictures, start=1):
-        source = source_of(picture, number)
+        # A file's name may stand for several pictures in memory that were made of it
+        source = str(picture) if isinstance(picture, (str, Path)) else f"picture {number}"
         try:
             measure(source, open_picture(picture) if isinstance(picture, (str, Path)) else picture)
             used += 1
@@ -382,11 +384,12 @@ def for_each_picture(
             TargetError,
             UndefinedError,
         ) as error:  # without a box, there is no target
+            refused = refused if unreadable else error
             unreadable[source] = str(error)
         if progress is not None:
             progress(done, len(pictures))
     if not used:
-        raise InputError(next(iter(unreadable.values()), "the list of pictures is empty"))
+        raise InputError(str(refused)) if isinstance(refused, UndefinedError) else refused
     return unreadable
 
 

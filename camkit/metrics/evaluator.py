@@ -12,7 +12,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
 
 import cv2
 import numpy as np
@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from camkit.engine.heatmap import cell_means, enlarge
-from camkit.errors import InputError, LayerError, did_you_mean, whole_number
+from camkit.errors import InputError, LayerError, as_error, did_you_mean, whole_number
 from camkit.explaining.explainer import Explainer
 from camkit.explaining.explanation import Explanation
 from camkit.images.filling import fill_linearly, fill_smoothly
@@ -31,6 +31,7 @@ from camkit.models.loaded import Loadable
 from camkit.tables import Rows, Tabular, markdown_table
 from camkit.targets import Target, TargetLike
 from camkit.targets.places import names_cells
+from camkit.targets.scores import describe
 from camkit.types import WHOLE_MODEL, ImageLike, TargetLayer
 
 BLUR = 0.05
@@ -341,7 +342,8 @@ class Evaluator:
             measured: Any = metric.measure(self, heat)
         except UndefinedError as error:
             return Value(metric.name, None, error.status, str(error), fill)
-        number = float(measured.detach() if isinstance(measured, Tensor) else measured)
+        with as_error(InputError, lambda _: f"metric {metric.name!r} must return a number, not {describe(measured)}"):
+            number = float(measured.detach() if isinstance(measured, Tensor) else measured)
         if not math.isfinite(number):
             return Value(metric.name, None, "non_finite", f"{metric.title} is {number} for this map", fill)
         return Value(metric.name, number, fill=fill)
@@ -568,9 +570,14 @@ class Heat:
 
 
 def _numbers(given: np.ndarray | Tensor) -> Float[Tensor, "..."]:
-    if isinstance(given, Tensor):
+    if isinstance(given, Tensor) and not given.is_complex():
         return given.detach().to("cpu", torch.float32)
-    return torch.from_numpy(np.array(given, np.float32))  # a copy: PyTorch takes no mirrored or big-endian array
+    if isinstance(given, np.ndarray) and given.dtype.kind in "biuf":
+        return torch.from_numpy(np.array(given, np.float32))  # a copy: PyTorch takes no mirrored or big-endian array
+    raise InputError(
+        "a map is an explanation or an array of real numbers, and a region is such an array, not "
+        f"{getattr(given, 'dtype', type(given).__name__)}"
+    )
 
 
 def _of_explanation(explanation: Explanation, explainer: Explainer, target: Target) -> Heat:
@@ -737,7 +744,7 @@ def register_metric(
         replace: allow a name that is taken, for example when a notebook cell runs again.
 
     Raises:
-        InputError: the name is taken or has other characters.
+        InputError: the name is taken or has other characters, or ``better`` or ``space`` is unknown.
 
     Examples:
         >>> from camkit import metrics
@@ -747,6 +754,9 @@ def register_metric(
         >>> del metrics.METRICS["peak-share"]  # forgets it again
     """
     check_name(name, "metric", InputError, taken=name in METRICS and not replace)
+    for argument, value, kind in (("better", better, Better), ("space", space, Space)):
+        if value not in get_args(kind):
+            raise InputError(f"metric {name!r}: {argument} must be one of {', '.join(get_args(kind))}, not {value!r}")
 
     def add(function: Measure) -> Measure:
         METRICS[name] = Metric(
@@ -763,9 +773,11 @@ def find_metric(name: str) -> Metric:
     Raises:
         InputError: there is none; the message suggests the nearest.
     """
-    if name in METRICS:
+    if isinstance(name, str) and name in METRICS:
         return METRICS[name]
-    raise InputError(f"unknown metric {name!r}{did_you_mean(name, METRICS) or '; choose from ' + ', '.join(METRICS)}")
+    raise InputError(
+        f"unknown metric {name!r}{did_you_mean(str(name), METRICS) or '; choose from ' + ', '.join(METRICS)}"
+    )
 
 
 # --- what metrics return

@@ -43,7 +43,7 @@ from camkit.metrics.compare import DEFAULTS, chosen_layers, for_each_picture, pr
 from camkit.metrics.evaluator import METRICS, Better, Evaluator, OfModel
 from camkit.models.loaded import Loadable
 from camkit.tables import Rows, flat, markdown_table
-from camkit.targets import TargetLike
+from camkit.targets import TargetLike, as_targets
 from camkit.types import ImageLike, Progress
 
 USUAL = (*DEFAULTS, "kpcacam", "ablationcam", "fullgrad")
@@ -344,7 +344,10 @@ def judge(
     """
     begin = time.perf_counter()
     pictures, seed = whole_number(pictures, "pictures", _FEWEST), whole_number(seed, "seed", 0)
+    if not isinstance(images, (str, Path, Iterable)):
+        raise InputError(f"judge takes a folder or a list of pictures, not {type(images).__name__}; pass [img] for one")
     explainer, chosen = prepared(model, methods, USUAL, options)
+    as_targets(target, explainer.labels)  # refuses an unknown label before pictures are read
     sample = _sampled(images, pictures, seed)
     layers = chosen_layers(explainer, target_layer)
     tried = {

@@ -3,6 +3,7 @@
 import csv
 import ctypes
 import io
+import itertools
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import cv2
@@ -184,8 +186,11 @@ class TestInstalled:
         with Path("/dev/full").open("w") as full:
             done = subprocess.run(command, check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300)
             wrong = subprocess.run([CAMKIT, "check", ""], check=False, stderr=full, timeout=300)
-        assert done.returncode == 2
-        assert "camkit: the output cannot be written: No space left on device; earlier rows are kept" in done.stderr
+            text = [CAMKIT, "layers", "--model", "demo-fair"]
+            table = subprocess.run(text, check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300)
+        assert done.returncode == table.returncode == 2
+        for said in (done.stderr, table.stderr):
+            assert "camkit: the output cannot be written: No space left on device; earlier rows are kept" in said
         assert wrong.returncode == 2, "an error that cannot be printed keeps its exit code"
 
     @pytest.mark.extended
@@ -490,6 +495,15 @@ class TestInProcess:
         captured = capsys.readouterr()
         assert "MemoryError: no room" in captured.err
         assert "other.gradcam.png" in captured.out
+
+    def test_without_a_terminal_a_table_has_a_line_of_progress_each_minute(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+    ) -> None:
+        clock = SimpleNamespace(perf_counter=itertools.count(0, 61).__next__)
+        monkeypatch.setattr("camkit.cli.explain.time", clock)
+        pictures = place(tmp_path, *(f"{number}.jpg" for number in range(4)))
+        assert explain(*pictures, "--table", tmp_path / "t.csv", "--no-pictures") == 0
+        assert re.search(r"^camkit: 2 pictures( of 4)?$", capsys.readouterr().err, re.MULTILINE)
 
     @pytest.mark.parametrize("name", represented_by("demo-fair", among=["resnet18", "demo-fair"]))
     def test_layers_names_the_layers_that_explain_uses(self, name: str, capsys: Capsys) -> None:

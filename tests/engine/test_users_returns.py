@@ -15,7 +15,7 @@ from torch import nn
 
 import camkit
 from camkit import metrics
-from camkit.errors import MethodError, TargetError
+from camkit.errors import InputError, MethodError, TargetError
 from camkit.methods import METHODS
 from camkit.models import load_model
 from camkit.targets import Scores, Target
@@ -92,8 +92,14 @@ def test_every_door_names_the_method(door: str, tmp_path: Path) -> None:
         DOORS[door](tmp_path)
 
 
-def test_the_error_of_a_metric_is_passed_on() -> None:
-    metrics.register_metric("own")(fails)
+@pytest.mark.parametrize(
+    "returned", [None, "x", 1j, 10**400, np.ones(3), torch.ones(3), torch.ones((), device="meta")], ids=repr
+)
+def test_what_is_not_a_number_is_named(returned: Any) -> None:
+    metrics.register_metric("own")(lambda *_: returned)
+    with pytest.raises(InputError, match="metric 'own' must return a number, not a "):
+        metrics.Evaluator("demo-fair", PICTURE)(np.eye(8), "own")
+    metrics.register_metric("own", replace=True)(fails)
     with pytest.raises(MineError):
         metrics.Evaluator("demo-fair", PICTURE)(np.eye(8), "own")
 

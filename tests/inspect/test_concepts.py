@@ -176,6 +176,11 @@ def test_several_layers_and_a_wrong_weight_are_refused() -> None:
     torch.manual_seed(0)
     with pytest.raises(LayerError, match="feature maps are those of one layer, but these are several: layer, stem"):
         camkit.factorise(Skip().eval(), torch.randn(1, 3, 16, 16), 2, "[sl][ta]*e[mr]")
+    model = one_channel_each()
+    with torch.no_grad():
+        model.layer.weight[0, 0] = torch.inf
+    with pytest.raises(LayerError, match="the feature maps of layer 'layer' hold NaN or infinite values"):
+        camkit.factorise(model, two_blobs()[0] + 1, 2, "layer")
     found = camkit.factorise(one_channel_each(), two_blobs()[0], 2, "layer")
     with pytest.raises(InputError, match="alpha must be a weight between 0 and 1, not 2"):
         found.overlay(alpha=2.0)

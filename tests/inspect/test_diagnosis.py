@@ -433,6 +433,8 @@ class TestCalls:
             ([torch.zeros(3, 8, 8), torch.zeros(3, 8, 9)], {}, InputError, "one size"),
             ([], {}, InputError, "the batch is empty"),
             (EIGHT, {"loss": lambda output: output}, InputError, "one number"),
+            (EIGHT, {"loss": nn.CrossEntropyLoss}, InputError, r"such as torch\.nn\.MSELoss\(\)"),
+            ((EIGHT, ["cat"] * 8), {}, InputError, "labels must be numbers"),
             (torch.zeros(2, 4, 8, 8), {}, InputError, "4 channels"),
             ("none.jpg", {}, InputError, "none.jpg"),
             ((EIGHT, torch.zeros(3)), {}, TargetError, "cross entropy"),

@@ -15,6 +15,7 @@ from unchanged import unchanged
 
 import camkit
 from camkit.cli import main
+from camkit.errors import InputError
 from camkit.inspect.costs import costs
 from camkit.types import LayerRef
 
@@ -56,6 +57,8 @@ class TestFeatureMaps:
         found = camkit.feature_maps(model, torch.randn(3, 32, 32), "2")
         assert found.channels[0] == 0
         each, together = found.sheet(), found.sheet(scale="together")
+        with pytest.raises(InputError, match="scale must be 'each' or 'together', not 'All'"):
+            found.sheet(scale="All")
         assert each.shape == together.shape
         weakest = np.s_[76:204, 4 * 132 + 4 : 5 * 132]  # the last tile of the first row
         assert each[weakest].max() > 200 > together[weakest].max()

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import torch
 from networks import Flat, Net, classifier, means, planted_picture
+from PIL import Image
 from torch import nn
 
 import camkit
 from camkit.cli import main
 from camkit.drawing.text import Canvas
-from camkit.errors import InputError, MethodError
+from camkit.errors import ImageError, InputError, MethodError
 from camkit.methods import METHODS, variant
 from camkit.metrics import Value
 from camkit.metrics.compare import DEFAULTS, value_words
@@ -180,7 +181,7 @@ def test_a_method_that_does_not_work_says_why_in_its_place() -> None:
         ({"metric": "sgr"}, "unknown metric 'sgr'; did you mean 'srg'"),
         ({"metric": "pointing"}, "^metric 'pointing' needs the region of an object, and a comparison has none; choose"),
         ({"model": camkit.Explainer("demo-fair"), "precision": "fp32"}, "has its precision already"),
-        ({"target": "plain"}, "did you mean 'plane'"),
+        ({"target": "plain", "images": "nowhere.png"}, "did you mean 'plane'"),
         ({"target_layer": ["featurs"]}, "^the model has no layer 'featurs'"),
         ({"methods": [variant("rise", masks=5), "rise"]}, "a method cannot be called 'rise', because judge has a row"),
     ],
@@ -247,8 +248,10 @@ def test_a_damaged_picture_is_left_out_and_said(tmp_path: Path, capsys: pytest.C
     printed = capsys.readouterr()
     assert (tmp_path / "sheet.png").exists()
     assert "b.png" in printed.out and "a.png" in printed.err and "a.png" not in printed.out
-    with pytest.raises(InputError, match=r"a\.png"):
+    with pytest.raises(ImageError, match=r"a\.png"):
         camkit.compare("demo-fair", [folder / "a.png"], "gradcam")
+    in_memory = [Image.open(folder / "b.png"), Image.open(folder / "b.png")]
+    assert [row.source for row in camkit.compare("demo-fair", in_memory, "gradcam").rows] == ["picture 1", "picture 2"]
 
 
 def test_results_show_themselves_are_saved_whole_and_say_what_their_values_are(tmp_path: Path) -> None:

@@ -274,7 +274,8 @@ GRAY = classifier(nn.Conv2d(1, 4, 3))
         ({"pictures": 3}, "pictures must be a whole number from 5, not 3"),
         ({"seed": -1}, "seed must be a whole number from 0, not -1"),
         ({"images": "nowhere"}, "^there is no file nowhere$"),
-        ({"target": "plain"}, "did you mean 'plane'"),
+        ({"images": Image.new("RGB", (8, 8))}, r"^judge takes a folder or a list of pictures, not Image; pass \[img\]"),
+        ({"target": "plain", "images": "nowhere"}, "did you mean 'plane'"),
         # What keeps the model from taking any picture is not blamed on one.
         ({"model": Flat().eval()}, "^camkit does not know how to prepare pictures for this model; pass"),
         ({"model": GRAY, "images": list(torch.rand(5, 3, 9, 9))}, "^the picture has 3 channels, but the model's first"),

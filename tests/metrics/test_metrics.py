@@ -712,6 +712,10 @@ def test_shuffling_keeps_the_values_and_the_biases() -> None:
         (lambda m, p: evaluate(m, torch.rand(4), p), "the map has shape (4,), and the model's input has size 16x16"),
         (lambda m, p: evaluate(m, Heat(torch.rand(20, 20)), p),
          "the map is for an input of 20x20, but this picture's input is 16x16"),
+        (lambda m, p: evaluate(m, "heat", p), "a map is an explanation or an array of real numbers, and a region is"),
+        (lambda m, p: evaluate(m, np.array([[None]]), p), "not object"),
+        (lambda m, p: evaluate(m, torch.ones(4, 4) * 1j, p), "not torch.complex64"),
+        (lambda m, p: evaluate(m, torch.rand(4, 4), p, [p.mean]), "choose from insertion,"),
         (lambda m, p: evaluate(m, torch.rand(4, 4), p, "srgg"), "unknown metric 'srgg'; did you mean 'srg'"),
         (lambda m, p: evaluate(m, torch.rand(4, 4), p, "faith"), "unknown metric 'faith'; choose from insertion,"),
         (lambda m, p: Evaluator(m, p, fill="grey"), "fill must be one of blur, mean, noise, inpaint, linear"),
@@ -756,6 +760,9 @@ def test_a_metric_of_the_users_own() -> None:
         del METRICS["half"]
     with pytest.raises(InputError, match="consists of letters"):
         metrics.register_metric("two words")
+    for wrong in ({"better": "bigger"}, {"space": "inputs"}):
+        with pytest.raises(InputError, match=r"metric 'half': (better|space) must be one of .*, not '(bigger|inputs)'"):
+            metrics.register_metric("half", **wrong)
 
 
 def test_one_evaluator_shares_passes_between_metrics() -> None:

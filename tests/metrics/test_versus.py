@@ -17,7 +17,7 @@ from torchvision.transforms.functional import to_tensor
 
 import camkit
 from camkit.cli import main
-from camkit.errors import InputError, TargetError
+from camkit.errors import ImageError, TargetError
 from camkit.models import LoadedModel
 
 SCENES = [str(path) for path in camkit.scenes.scene_paths().values()]
@@ -107,9 +107,9 @@ def test_classes_are_matched_by_label_and_one_that_a_model_lacks_is_said(fair: L
         camkit.compare_models(fair, other, PLANE, target="plane", names=("first", "second"))
     row = camkit.compare_models(fair, other, PLANE, target="car").rows[0]
     assert (row["target"], row["answer"], row["against_answer"]) == ("car", "plane", "glider")
-    with pytest.raises(InputError, match="target 9 is out of range: the model has classes 0 to 3"):
+    with pytest.raises(TargetError, match="target 9 is out of range: the model has classes 0 to 3"):
         camkit.compare_models(fair, other, PLANE, target=9)
-    with pytest.raises(InputError, match="the list of pictures is empty"):
+    with pytest.raises(ImageError, match="the list of pictures is empty"):
         camkit.compare_models(fair, other, [])
 
 

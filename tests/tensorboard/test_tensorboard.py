@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 import weakref
 from pathlib import Path
 
@@ -620,11 +619,18 @@ def test_a_folder_that_cannot_be_written_is_an_error_before_anything_is_computed
     assert not list((tmp_path / "out").glob("*"))
 
 
-def test_events_that_do_not_fit_are_an_error(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(threading, "excepthook", lambda _: None)  # TensorBoard's thread ends so
-    options = ["--out", str(tmp_path / "out"), "--tensorboard", str(tmp_path / "events"), "--style", "overlay"]
-    with files_of_at_most(120_000):  # each drawing fits, but the events of four do not
-        code = main([*map(str, camkit.scenes.scene_paths().values()), "--model", "demo-fair", *options])
+def test_events_that_do_not_fit_are_an_error_and_all_else_is_written(tmp_path, capsys):
+    (tmp_path / "pictures").mkdir()
+    names = [f"{number}-{name}" for number in range(5) for name in camkit.scenes.scene_paths()]
+    for name in names:  # so small that each picture fits, but the events of four do not
+        picture = camkit.scenes.scene_paths()[name.partition("-")[2]]
+        Image.open(picture).resize((160, 160)).save(tmp_path / "pictures" / f"{name}.png")
+    folders = [tmp_path / "pictures", "--out", tmp_path / "out", "--tensorboard", tmp_path / "events"]
+    with files_of_at_most(120_000):
+        code = main([*map(str, folders), "--model", "demo-fair", "--style", "overlay"])
 
+    captured = capsys.readouterr()
     assert code == OutputError.exit_code
-    assert f"camkit: cannot write events into {tmp_path / 'events'}: File too large\n" in capsys.readouterr().err
+    assert captured.err == f"camkit: cannot write events into {tmp_path / 'events'}: File too large\n"
+    assert len(list((tmp_path / "out").glob("*.gradcam.png"))) == len(names) == 30
+    assert all(f"{name}.png.gradcam.png" in captured.out for name in names)
