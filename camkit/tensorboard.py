@@ -144,7 +144,7 @@ class TrainingWatch(contextlib.AbstractContextManager["TrainingWatch"]):
             "labels": labels,
             "spread": "even",  # the weights have changed at each step, and measuring places takes 32 passes
         }
-        # What will be explained is checked before the training starts, rather than at the first recorded step
+        # Check what will be explained before the training starts, not at the first recorded step
         find_method(AUTO if method is None else method)
         if not self._images:
             raise InputError("a watch needs at least one picture")

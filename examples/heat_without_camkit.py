@@ -1,4 +1,4 @@
-"""Draws heat without camkit: heat_without_camkit.py with_heat.onnx photo.jpg out.png [class, if the file takes one]."""
+"""Draws heat without camkit: heat_without_camkit.py with_heat.onnx photo.jpg out.png [class, if the file takes it]."""
 
 import json
 import sys
@@ -11,14 +11,14 @@ file, path, out, *target = sys.argv[1:]
 session = onnxruntime.InferenceSession(file)
 facts = {"mean": "0", "std": "1", "names": "{}", **session.get_modelmeta().custom_metadata_map}
 size, names, places, mean, std = (json.loads(facts[key]) for key in ("imgsz", "names", "places", "mean", "std"))
-resize = json.loads(facts.get("resize", facts["imgsz"]))  # one number is for the shorter side
+resize = json.loads(facts.get("resize", facts["imgsz"]))  # one number is the shorter side
 photo = ImageOps.exif_transpose(Image.open(path)).convert("RGB")
 sides = resize[::-1] if len(resize) > 1 else [side * resize[0] // min(photo.size) for side in photo.size]
-left, top = (round((side - own) / 2) for side, own in zip(sides, size[::-1], strict=True))  # the middle is cropped
+left, top = (round((side - own) / 2) for side, own in zip(sides, size[::-1], strict=True))  # crop the middle
 photo = photo.resize(sides, Image.Resampling.BILINEAR).crop((left, top, left + size[1], top + size[0]))
 image = ((np.asarray(photo) / 255 - mean) / std).transpose(2, 0, 1)[None].astype(np.float32)
 (scores,), (heat,) = session.run(None, {"image": image} | ({"target": np.array(target, np.int64)} if target else {}))
-heat = heat.clip(0)  # what speaks against the class is not drawn
+heat = heat.clip(0)  # evidence against the class is not drawn
 for axis, side in enumerate(size):  # from the cells to the pixels; the second turn transposes the map back
     at = places[axis] if places else (np.arange(len(heat)) + 0.5) * side / len(heat) - 0.5
     heat = np.array([np.interp(range(side), at, line) for line in heat.T])

@@ -205,9 +205,9 @@ Backgrounds: TypeAlias = Mapping[str, PreparedPicture]
 def edits_of(
     picture: PreparedPicture, same: Backgrounds, other: Backgrounds, cues: Sequence[str], ring: float
 ) -> Edits:
-    """List the edits of a picture: what is behind its object, its statistics, and the object itself.
+    """List the edits of a picture: another background, other statistics, or no object.
 
-    Without regions, the outer ring, whose width is ``ring`` of each side, is what is behind the object.
+    Without a region, the outer ring counts as the background; its width is the share ``ring`` of each side.
     """
     arms: Sequence[tuple[Arm, Arm, Backgrounds]] = (("same", "same-cue", same), ("other", "other-cue", other))
     listed: Edits = {}
@@ -226,7 +226,7 @@ def edits_of(
                     listed[Edit(arm, fill, lender)] = functools.partial(picture.pasted_on, background, fill)
             if boxes is not None:
                 listed[Edit("removed", fill)] = functools.partial(picture.with_fill, fill, boxes)
-    # Statistics are those of three colours; the first background of either kind lends its own
+    # Statistics need three colours; the first background of each kind lends its own
     for cue in cues if len(picture.tensor) == 3 and same and other else ():
         for _, arm, backgrounds in arms:
             lender, background = next(iter(backgrounds.items()))
@@ -265,7 +265,7 @@ def draw_partners(sample: Sequence[Item], backgrounds: Sequence[Item], wanted: i
     rotations: dict[tuple[str, str], Iterator[Item]] = {}
 
     def candidates(item: Item, label: str, kind: str, rng: np.random.Generator) -> tuple[Item, ...]:
-        """Return candidates of a class, of other groups: the next one in turn, and others drawn at random.
+        """Return backgrounds of a class from other groups: the next one in turn, and others drawn at random.
 
         The pictures of a class get the backgrounds of a class in a random order that repeats. Spare backgrounds have a
         rotation of their own ``kind``: with a common one, each picture would skip the spares of the picture before, and

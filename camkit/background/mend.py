@@ -126,7 +126,7 @@ class MendResult:
                 f"mending may lose up to {self.lost:.1%} of the unedited pictures; the limit is {allowed:.1%}; "
                 f"pass {more} or add pictures"
             )
-        elif change is None or not change.high < 0:  # of few groups, NaN
+        elif change is None or not change.high < 0:  # NaN for few groups
             figures = "the pictures come from too few groups"
             if change is not None and change.high >= 0:
                 figures = f"it changes by {change.value:+.2f} (95% interval {change.low:+.2f} to {change.high:+.2f})"
@@ -259,10 +259,10 @@ STRENGTHS = [10.0 ** (power / 2) for power in range(2, -7, -1)]
 
 
 class Mending:
-    """The model of a planned check, and the halves of its pictures: one mends, and the other proves.
+    """The model of a planned check, and two halves of its pictures: one mends the model, the other proves that it did.
 
-    The pictures of each class are divided by their groups; no group is in both halves. The errors of all methods are
-    those of ``mend``.
+    The pictures of each class are divided by their groups; no group is in both halves. All methods raise the errors of
+    ``mend``.
 
     Args:
         plan: the check.
@@ -336,16 +336,16 @@ class Mending:
 
     def check_before(self, progress: MendProgress) -> CheckResult:
         """Check the model on the pictures that mending does not use, if it has a last linear layer."""
-        _ = self.layer  # a model without one is refused before it is checked
+        _ = self.layer  # refuses a model without one before the check runs
         return self._checked(self._to_prove, "before", progress)
 
     def _composites(self, progress: MendProgress) -> Iterator[tuple[Item, Shades, dict[Edit, Float[Tensor, "c h w"]]]]:
-        """Yield each picture of the sample that mends, and its object on backgrounds of its own and of other classes.
+        """Yield each picture of the sample that mends, its black and white after preprocessing, and its inputs.
 
-        With each picture go what the preprocessing makes of black and white, and the inputs that are made of it.
+        These are the unedited picture, and its object on backgrounds of its own class and of other classes.
         """
         plan, others = self._to_mend, max(1, len(self._plan.data.classes) - 1)
-        # The most backgrounds of other classes on which an object is pasted, and the most of its own class
+        # Each object is pasted on at most this many backgrounds of other classes, and of its own class
         wanted = min(6, max(others, plan.settings.check.pastes))
         check = replace(plan.settings.check, pastes=wanted)
         experiment = Experiment(replace(plan, settings=plan.settings.model_copy(update={"check": check})))
@@ -382,7 +382,7 @@ class Mending:
         return len(lines) - 1
 
     def examples(self, progress: MendProgress) -> tuple[Examples, str]:
-        """Return what the last layer is trained on, and why its inputs do not suffice to recognise the objects.
+        """Return what the last layer is trained on, and why its inputs cannot tell the objects apart ("" if they can).
 
         The model runs once on each input of the half that mends, and on the pictures that prove.
         """

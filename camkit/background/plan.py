@@ -127,7 +127,7 @@ class Plan:
 
     @property
     def explains(self) -> bool:
-        """Whether pictures can be explained: a black box by methods that need no layer, such as "rise"."""
+        """Whether pictures can be explained; a black box needs a method without layers, or the heat of any class."""
         box = black_box_in(self.model.module)
         return box is None or box.explains_any or self.method.for_black_boxes
 

@@ -575,7 +575,7 @@ def read_coco(file: Path) -> Annotations:
                 box = _box_at(*rle.toBbox(outline if packed else rle.frPyObjects(outline, *outline["size"])))
             is_empty = box is None or clip_box(box, None) is None  # some tools write an empty box or outline
             outline = None if is_empty and row.get("bbox") else outline
-            # An outline that was cut from a box may miss parts of the object that are in the box
+            # An outline that was cut from a box may miss parts of the object inside the box
             if row.get("bbox") and (is_empty or row.get("from_box")):
                 box = _box_at(*map(float, row["bbox"]))
             if box is None:
@@ -724,7 +724,7 @@ def _outline_test(keypoints: int | None, longer: list[list[float]]) -> Callable[
 
 
 def _yolo_table(file: Path) -> dict[str, Any]:
-    """Return what a data.yaml says, or the ``names`` in a text file, one per line; these are by number.
+    """Return the content of a data.yaml, or of a text file with a name per line; ``names`` is by number.
 
     Raises:
         InputError: it cannot be read.

@@ -177,7 +177,7 @@ def judge(
         known = [
             reason_of(effect, "knowledge") for effect in effects if not effect.counts and effect.low > effect.limit
         ]
-        # The reasons have all warnings beside a FAIL, and what could not be tested beside a WARN
+        # A FAIL also gives all warnings as reasons, and a WARN what could not be tested
         reasons: Mapping[Verdict, Sequence[Reason]] = {
             "FAIL": [*of_level["fail"], *of_level["warn"], *of_others],
             "INCONCLUSIVE": obstacles or of_level["open"],

@@ -206,12 +206,12 @@ def export(
     """Write a classifier as a file that returns its scores and its heat; ``options`` go to ``camkit.export``."""
     refuse_existing(out, "file with --out", overwrite=overwrite)
     loaded = load(source)
-    say(f"exporting {loaded.name}, which takes up to a minute")
+    say(f"exporting {loaded.name}; this takes up to a minute")
     facts = camkit.export(loaded, out, layer, img=picture, **options)
     made = f"{facts['method']} at {facts['layer']}{', for one picture at a time' * (facts['batch'] == '1')}"
     say(
-        f"wrote {out} ({_size(out.stat().st_size)}): scores, and heat {facts['grid']} of {made}; both equal "
-        f"camkit's own on {picture or 'a drawn picture'} to 1e-4 of the largest value"
+        f"wrote {out} ({_size(out.stat().st_size)}): it returns scores and heat {facts['grid']}, made by {made}; its "
+        f"heat agrees with camkit's own on {facts['agreement']} versions of {picture or 'a drawn picture'}"
     )
 
 

@@ -264,16 +264,18 @@ def export(
     """Write a classifier as a file that returns its scores and its heat, for programs without Python.
 
     The file takes "image" (N, C, H, W) and returns "scores" (N, K) and "heat" (N, h, w), signed, in units of the score.
-    Its metadata says how pictures are prepared, and where the cells of the heat lie. camkit compares both outputs with
+    Its metadata says how to prepare pictures, and where each cell of the heat looks. camkit compares both outputs with
     its own before it writes the file.
 
     Args:
-        picture: The picture for the comparison; the file takes pictures of its size. Default: a drawn one.
-        method: The method. Default: auto, as for explaining pictures.
-        layer: The layer; by default the one that camkit would explain. "camkit layers" lists them.
-        target: best explains each picture's best class; with input, the file also takes "target" (N,), class numbers.
-        normalise: The file takes values from 0 to 255 and normalises them itself.
-        out: The file: .onnx, or .pt2 for a program of torch.export.
+        picture: The picture for the comparison. Default: a drawn one. The file takes inputs of the size that this
+            picture has once it is prepared.
+        method: The method. By default, camkit chooses it, as it does for a picture.
+        layer: The layer. By default, camkit chooses it; "camkit layers" lists all layers.
+        target: best explains each picture's best class. With input, the file also takes "target" (N,): a class number
+            for each picture.
+        normalise: Write a file that takes values from 0 to 255 and normalises them itself.
+        out: The file to write: .onnx, or .pt2 for a program of torch.export.
         overwrite: Replace the file if it exists.
     """
 

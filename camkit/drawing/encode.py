@@ -106,5 +106,5 @@ def bytes_of(picture: Drawable) -> int:
 
 
 def pixels_of(picture: Drawable) -> Pixels:
-    """Return the pixels of a picture as an array; one that is made of Pillow's is read-only, since several share it."""
+    """Return the pixels of a picture as an array; that of a Pillow picture is read-only."""
     return np.asarray(picture)

@@ -201,7 +201,7 @@ def _loaded(
 
 
 def for_model(choices: Choices, module: nn.Module) -> Method:
-    """Return the method; "auto" is "occlusion" for a black box, and the heat that a file returns.
+    """Return the method; for a black box, "auto" is "occlusion", or "from-file" if the file returns its heat.
 
     Raises:
         LayerError: a layer was named, and the model is a black box.
@@ -508,7 +508,7 @@ class Explainer:
 
     @property
     def preprocess(self) -> Preprocess | None:
-        """What turns a picture into the model's input; None if it is not known."""
+        """The function that turns a picture into the model's input; None if it is not known."""
         return self._loaded.preprocess
 
     @property
@@ -624,10 +624,10 @@ class Explainer:
         return targets, located(prepared, self._loaded.preprocess, self._boxes)
 
     def _settled(self, img: ImageLike) -> tuple[Float[Tensor, "n c *size"], Ran, Callable[[Tensor, Target], Capture]]:
-        """Return a picture as input, how it is explained, and a function that does only that, so that it can be traced.
+        """Return a picture as input, its explanation, and a function that explains inputs alike and can be traced.
 
-        Beside the picture is its mirror image, unless the model takes one picture at a time. The errors are those of a
-        call.
+        The input holds the picture and its mirror image, or only the picture if the model takes one at a time. The
+        errors are those of a call.
         """
         _, prepared = self._one(img, None)
         tensor = prepared.tensor.to(*self._memory.refreshed().record.placement)

@@ -27,7 +27,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from camkit.errors import OutputError, advice, refuse
+from camkit.errors import OutputError, advice, refuse, refuse_pipe
 from camkit.kit.wording import listed
 from camkit.models.loaded import LoadedModel
 from camkit.types import Preprocess
@@ -191,6 +191,7 @@ class Store:
             return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            refuse_pipe(path, OutputError)
             self._lock = _locked(path, instead)
             if resume and path.exists():
                 self._continue(path, made_with, instead)

@@ -85,11 +85,11 @@ class Runner:
             self._decision_if_any(inputs[:1])
         if method.reads_attention:
             return self._of_tokens(method, targets, inputs)
-        layer = replace(WHOLE_MODEL, reason="the heat is the file's own") if method == FROM_FILE else WHOLE_MODEL
+        layer = replace(WHOLE_MODEL, reason="the file computes its heat itself") if method == FROM_FILE else WHOLE_MODEL
         return Ran(self._run(method, targets, inputs, ()), (layer,), method)
 
     def settled(self, inputs: Float[Tensor, "n c *size"]) -> tuple[Ran, Callable[[Tensor, Target], Capture]]:
-        """Explain the best class of a batch, and return a function that explains others without deciding anything.
+        """Explain the best class of each picture; also return a function that uses the same method and layers.
 
         The errors are those of a call.
         """

@@ -310,7 +310,7 @@ FROM_FILE = Method(
     layer=False,
     unit="Evidence in units of the score",
 )
-"""What "auto" takes for a file that returns its heat; it is no entry of ``METHODS``, since only such files have it."""
+"""The method that "auto" takes for a file that returns its heat. ``METHODS`` leaves it out: no other model has it."""
 
 
 def sharpening(layers: tuple[TargetLayer, ...]) -> Way:

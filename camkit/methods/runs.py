@@ -228,11 +228,11 @@ def _of_file(options: Pass, method: Method) -> Capture:
     """Run a file that returns its heat, once for the scores and once for each target.
 
     Raises:
-        MethodError: the model is not such a file, or it returns the heat of another class than the target's.
+        MethodError: the model is not such a file, or it returns the heat of the best class only.
     """
     box = black_box_in(options.model)
     if not isinstance(box, HeatFile):
-        raise MethodError(f"method {method.name!r} is for files that camkit export wrote")
+        raise MethodError(f"method {method.name!r} works only on files that camkit export wrote; use another method")
     with options.forward(gradients=False) as run:
         output, scores = run.output, run.scores()
     best = tuple(logits_of(output, len(options.inputs)).argmax(1).tolist())

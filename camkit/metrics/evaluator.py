@@ -282,7 +282,7 @@ class Evaluator:
             return random_map(size, (seed, zlib.crc32(picture.contiguous().numpy().tobytes())))
 
         def reference(make: Callable[[Tensor], Tensor], problem: UndefinedError | None = None) -> Heat:
-            # Those of other pictures depend on no model
+            # The reference maps of other pictures need no model
             return Heat(make(self.picture), remake=lambda pictures, _: [*map(make, pictures)], problem=problem)
 
         found = {"random": reference(at_random), "centre": reference(lambda _: centred_map(size))}
@@ -304,7 +304,7 @@ class Evaluator:
             given: as for one map.
 
         Raises:
-            InputError: the map is not one of this picture and target.
+            InputError: the map belongs to another picture or target.
         """
         wanted = "x".join(map(str, self.size))
         if isinstance(given, Explanation):
@@ -519,7 +519,7 @@ class Heat:
             have any sign and scale, of which metrics that order cells read the order only.
         cells: the map on the grid of its layer, without negative values; None for a map of no single layer.
         remake: ``remake(pictures, model)`` makes the maps of other pictures (N, C, *size), with another model unless
-            that is None; None if it is not known how.
+            that is None; None if camkit does not know how.
         problem: why the map cannot be judged; None if it can.
         curves: the curves that were already measured for this map.
     """

@@ -97,7 +97,7 @@ def _picture_shape(program: torch.export.ExportedProgram, name: str) -> tuple[in
 
 
 def _input_shapes(program: torch.export.ExportedProgram) -> list[tuple[int | None, ...]]:
-    """Return the shapes of the inputs, with None for lengths that may vary; () for inputs that are no tensors."""
+    """Return the shapes of the inputs, with None for lengths that may vary; () for inputs that are not tensors."""
     inputs = set(program.graph_signature.user_inputs)
     values = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder" and node.name in inputs]
     return [
@@ -114,8 +114,8 @@ def with_heat(
     *,
     explains_any: bool,
 ) -> LoadedModel:
-    """Return a file that ``camkit.export`` wrote: it returns scores and heat."""
-    with as_error(ModelError, lambda _: f"{request.name} does not say where the cells of its heat look"):
+    """Return the model in a file that ``camkit.export`` wrote: its outputs are scores and heat."""
+    with as_error(ModelError, lambda _: f"{request.name} does not say where its cells look; export it again"):
         places = tuple(tuple(map(float, axis)) for axis in _value(metadata["places"]))
     box = HeatFile(
         function,
@@ -127,8 +127,8 @@ def with_heat(
         if explains_any
         else "for the heat of any class, export the model with " + advice("target='input'", "--target input"),
     )
-    made = f"made by {metadata.get('method')} at {metadata.get('layer')} when camkit {metadata['camkit']} wrote it"
-    kind = f"run by {runtime}; the heat is the file's own, {made}"
+    made = f"{metadata.get('method')} at {metadata.get('layer')}, written by camkit {metadata['camkit']}"
+    kind = f"run by {runtime}; the file computes its heat itself ({made})"
     shape = [length if isinstance(length, int) else None for length in shape]
     return described(box.eval(), request, shape, kind, metadata)
 

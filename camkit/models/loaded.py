@@ -161,7 +161,7 @@ class Request:
 
         Args:
             usual: the preprocessing if the request replaces nothing, and not all parts are known.
-            **known: size, mean and std, as far as something says them; and "resize", torchvision's ``resize_size``.
+            **known: size, mean and std, if known, and "resize", torchvision's ``resize_size``.
 
         Raises:
             ModelError: the request replaces a part, and another is unknown.

@@ -519,7 +519,7 @@ def _explained(
     *,
     together: bool,
 ) -> Iterator[Words | Failure]:
-    """Explain the pictures one after another, and write what is found; the table of several is written last."""
+    """Explain the pictures one after another, and write the results; the table of several pictures comes last."""
     paths, names = [file.path for file in files], drawing_names({file.path: file.place for file in files})
     # Some of the others, at equal distances
     apart = max(len(paths) // (MOST_REFERENCES + 1), 1)

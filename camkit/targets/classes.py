@@ -381,6 +381,10 @@ class SimilarTarget(Target):
         embeddings = embedding_of(output, batch)
         reference = self.embedding
         assert reference is not None  # the Explainer has run the reference picture
+        if len(reference) != embeddings.shape[1]:
+            raise TargetError(
+                f"the reference has {len(reference)} numbers, but the model's embedding has {embeddings.shape[1]}"
+            )
         values = torch.cosine_similarity(_scaled(embeddings), _scaled(reference.to(embeddings)[None]), dim=1)
         return Scores(values=values, description="similarity to the reference", quantity="cosine similarity")
 
@@ -429,8 +433,8 @@ def segment(target: int | str, mask: Any = None, *, everywhere: bool = False) ->
     Args:
         target: the index or the label of the class.
         mask: truth values (H, W) over the model's input; only the masked part of the output is explained.
-        everywhere: explain the whole output, whatever the mask. Without both, the part where the class is predicted is
-            explained.
+        everywhere: explain the whole output and ignore the mask. Without ``mask`` and ``everywhere``, the part where
+            the class is predicted is explained.
 
     Raises:
         TargetError: the mask is not an array (H, W).

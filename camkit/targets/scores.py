@@ -241,11 +241,11 @@ class Target(ABC):
 
 @dataclass(frozen=True, eq=False)
 class OfClasses(Target):
-    """A target on the scores of classes, which may be labels until ``bind`` looks them up.
+    """A target on the scores of classes. They may be given as labels; ``bind`` replaces labels by indices.
 
     Attributes:
         activation: what turns the scores into probabilities; filled in when the target is bound to a model.
-        labels: the labels of the model; filled in then, too.
+        labels: the labels of the model; ``bind`` fills them in, too.
     """
 
     activation: Activation | None = field(default=None, compare=False, repr=False, kw_only=True)

@@ -24,12 +24,12 @@ HERE = Path(__file__).parent
 
 
 def text(data: bytes) -> str:
-    """Return bytes in base64, as text that HTML can hold."""
+    """Return bytes as base64 text, for HTML."""
     return base64.b64encode(data).decode()
 
 
 def packed(path: Path) -> str:
-    """Return a compressed file as text."""
+    """Compress a file, and return it as text."""
     return text(gzip.compress(path.read_bytes()))
 
 

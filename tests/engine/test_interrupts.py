@@ -83,7 +83,7 @@ def alarm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], None]]:
 def interrupt(
     model: nn.Module, call: Callable[[], None], times: int, alarm: Callable[[float], None], after: Callable[[], None]
 ) -> None:
-    """Interrupt a call some times, each with a Ctrl-C at a random moment of its shortest run.
+    """Interrupt a call several times, each with a Ctrl-C at a random moment of its shortest run.
 
     ``after`` runs after each call, and then nothing may be left. A call that Ctrl-C misses is repeated.
     """

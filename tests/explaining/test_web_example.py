@@ -1,4 +1,4 @@
-"""The examples that show an exported file without PyTorch: a web page in Chromium, a script with onnxruntime alone."""
+"""The examples that show an exported file without PyTorch: a web page in Chromium, and a script."""
 
 from __future__ import annotations
 

@@ -148,6 +148,7 @@ def test_the_set_up_commands_of_the_readme_are_single_lines(name: str) -> None:
 
 def test_every_option_on_the_pages_of_models_and_targets_exists(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--help"])
+    main(["export", "--help"])
     known = capsys.readouterr().out
     options = set(re.findall(r"--[a-z][a-z-]*", PAGES["docs/models.md"] + PAGES["docs/targets.md"]))
     assert [option for option in options if option not in known] == []
