@@ -54,7 +54,7 @@ OPTIONS: Mapping[str, dict[str, Any]] = {
     "hf:ViT": {"hidden_size": 192, "num_hidden_layers": 6, "num_attention_heads": 3, "intermediate_size": 768},
     "hf:ConvNext": {"hidden_sizes": [40, 80, 160, 320], "depths": [2, 2, 6, 2]},
     "hf:ResNet": {"hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2], "layer_type": "basic"},
-    "hf:Swin": {"embed_dim": 48, "depths": [2, 2, 2, 2], "num_heads": [2, 4, 8, 16]},
+    "hf:Swin": {"embed_dim": 48, "depths": [2, 2, 2, 2], "num_heads": [2, 4, 8, 16], "attn_implementation": "eager"},
 }
 GRAPHS = (
     *("resnet18", "mobilenet_v2", "mobilenet_v3_small", "squeezenet1_1", "densenet121", "efficientnet_b0"),
