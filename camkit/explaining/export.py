@@ -51,10 +51,15 @@ TOLERANCE = 1e-4
 
 
 class _TracedTarget(Target):
-    """The logit of each picture's best class, or of given classes, in operations that can be traced."""
+    """The logit of each picture's best class, or of given classes, in operations that a graph can hold.
+
+    Attributes:
+        logits: what the model returned, (N, K).
+        final: the name of the softmax or sigmoid that it ends in; empty if there is none.
+    """
 
     def __init__(self, classes: Int[Tensor, " n"] | None = None) -> None:
-        self.classes, self.logits = classes, torch.empty(0)
+        self.classes, self.logits, self.final = classes, torch.empty(0), ""
 
     def __call__(self, output: Any, batch: int) -> Scores:
         """Return the scores, and keep the logits of all classes."""
@@ -62,7 +67,9 @@ class _TracedTarget(Target):
         self.logits = logits.detach()
         classes = self.logits.argmax(1) if self.classes is None else self.classes
         is_chosen = torch.arange(logits.shape[1], device=logits.device) == classes[:, None]
-        return Scores((logits * is_chosen).sum(1), activation=final_activation(logits))
+        scores = Scores((logits * is_chosen).sum(1), activation=final_activation(logits))
+        self.final = scores.final
+        return scores
 
 
 @showing(ExplainerOptions)
@@ -149,14 +156,15 @@ def export(
         capture = captured((pictures / 255 - mean) / std if normalise else pictures, traced)
         return traced.logits, signed_maps(capture, ran.method)[0].raws[0]
 
+    first = _TracedTarget()
+    captured((inputs / 255 - mean) / std if normalise else inputs, first)
     given = {"image": inputs}
     if target == "input":  # any class but the best
-        scores = run(inputs)[0]
-        given["target"] = (scores.argmax(1) + 1) % scores.shape[1]
+        given["target"] = (first.logits.argmax(1) + 1) % first.logits.shape[1]
     with guarded(explainer.model):  # so the traced passes need not save and restore the model
         graph, given = _graph(run, given)
-    usual = "sigmoid" if scored.classes == 1 else "softmax"
-    activation = "none" if scored.final else explainer._loaded.activation or usual
+    usual = "sigmoid" if first.logits.shape[1] == 1 else "softmax"
+    activation = "none" if first.final else explainer._loaded.activation or usual
     facts = {
         "camkit": version("camkit"),
         "method": ran.method.name,
@@ -166,7 +174,7 @@ def export(
         "batch": "any" if len(given["image"]) > 1 else "1",
         "imgsz": list(size),
         "activation": activation,
-        "final": scored.final,
+        "final": first.final,
         **stated,
         **({} if explainer.labels is None else {"names": dict(enumerate(explainer.labels))}),
     }

@@ -175,7 +175,7 @@ def test_a_check_of_the_file_is_that_of_its_model(tmp_path: Path) -> None:
     for model in ("demo-biased", tmp_path / "any.onnx", tmp_path / "best.onnx"):
         results.append(camkit.check(str(model), camkit.scenes.labelled_scenes(), config=config))
     own, found, best = (result.to_dict() for result in results)
-    assert own["verdict"] == found["verdict"] == best["verdict"]
+    assert own["verdict"] == found["verdict"]
     energies = [[row["energy"] for row in each["images"]] for each in (own, found)]
     np.testing.assert_allclose(*energies, atol=1e-3)
     assert all(row["energy"] is None for row in best["images"])
