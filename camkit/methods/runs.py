@@ -233,7 +233,7 @@ def _of_file(options: Pass, method: Method) -> Capture:
     box = black_box_in(options.model)
     if not isinstance(box, HeatFile):
         raise MethodError(f"method {method.name!r} works only on files that camkit export wrote; use another method")
-    with options.forward(gradients=False) as run:
+    with options.forward(leaf=True) as run:  # a graph shows a sigmoid at the end
         output, scores = run.output, run.scores()
     best = tuple(logits_of(output, len(options.inputs)).argmax(1).tolist())
     maps: list[Tensor] = []

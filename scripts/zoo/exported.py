@@ -209,7 +209,7 @@ def with_heat(name: str) -> list[str]:
 
 
 def written(module: nn.Module, file: Path, preprocess: Any) -> str:
-    """Export a network with its heat; return on how many versions of a picture the heat agrees, or why it is refused."""
+    """Export a network with its heat; return on how many versions of a picture it agrees, or why it is refused."""
     try:
         return camkit.export(module, file, preprocess=preprocess)["agreement"]
     except camkit.CamkitError as error:
