@@ -166,6 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print_traceback(error)
         is_full = getattr(error, "errno", None) == errno.ENOSPC
         if is_full:
+            discard_output(sys.stdout)
             fail("the output cannot be written: No space left on device; earlier rows are kept")
         else:
             message = str(TracebackException(type(error), error, None))  # even if the user's class fails to make one
