@@ -388,7 +388,8 @@ def _adaptive_avg_pool2d_backward(gradient: Tensor, maps: Tensor) -> Tensor:
 
 def _onnx(graph: GraphModule, given: Mapping[str, Tensor], texts: Mapping[str, str]) -> tuple[bytes, Run]:
     """Return a graph as the contents of an ONNX file, and a function that runs it in onnxruntime."""
-    runtime = optional("onnxruntime", "export to ONNX needs the extra onnx: pip install 'camkit[onnx]'")
+    needed = "export to ONNX needs the extra onnx: pip install 'camkit[onnx]'"
+    _, runtime = (optional(package, needed) for package in ("onnxscript", "onnxruntime"))
     with _naming_operators(), warnings.catch_warnings(action="ignore"):
         program = torch.onnx.export(
             graph,
