@@ -205,7 +205,7 @@ def _agreement(run: Run, call: Run, given: Mapping[str, Tensor], path: Path) -> 
     )
     for name, right, other in zip(("scores", "heat"), own, found, strict=True):
         largest = right.flatten(1).abs().amax(1).clamp(min=torch.finfo(right.dtype).tiny)
-        differences = (other - right).flatten(1).abs().amax(1) / largest
+        differences = (other.to(right.device) - right).flatten(1).abs().amax(1) / largest
         difference = float(differences.median() if name == "heat" else differences.max())
         if not difference <= TOLERANCE:
             raise ModelError(
