@@ -135,6 +135,8 @@ def export(
         )
     if inputs.dim() != 4 or inputs.dtype != torch.float32:
         raise InputError(f"export takes models of pictures in float32, not of {inputs.dtype} with {inputs.dim()} axes")
+    first = _TracedTarget()
+    captured(inputs, first)
     preprocess, size = explainer.preprocess, tuple(inputs.shape[2:])
     scale = {} if preprocess is None else _normalisation(preprocess)
     stated = {} if preprocess is None or not scale else _preparation(preprocess, (size[0], size[1]), scale)
@@ -156,8 +158,6 @@ def export(
         capture = captured((pictures / 255 - mean) / std if normalise else pictures, traced)
         return traced.logits, signed_maps(capture, ran.method)[0].raws[0]
 
-    first = _TracedTarget()
-    captured((inputs / 255 - mean) / std if normalise else inputs, first)
     given = {"image": inputs}
     if target == "input":  # any class but the best
         given["target"] = (first.logits.argmax(1) + 1) % first.logits.shape[1]
