@@ -304,7 +304,9 @@ def test_a_ctrl_c_at_no_line_of_the_end_of_a_hooks_block_leaves_gradients_off() 
         finally:
             sys.settrace(None)
             is_on = torch.is_grad_enabled()
-            guard._ctrl_c.blocks = guard._ctrl_c.presses = 0  # real signals never come between two plain statements
+            # Real signals never come between two plain statements, so nothing else cleans up behind this one.
+            guard._ctrl_c.blocks = guard._ctrl_c.presses = 0
+            guard._in_use.clear()
             signal.signal(signal.SIGINT, signal.default_int_handler)
             torch.set_grad_enabled(True)
         assert is_on, number
